@@ -207,6 +207,7 @@ def _readme(package: OpenedPackage) -> str:
     )
     names, reasons = [*map(markdown, package.classes)], map(markdown, package.not_fitted)
     cuts = [*zip(names, package.thresholds, reasons, strict=True)] * (package.kind == MULTILABEL)
+    more = " timm" if _target(package).startswith("timm") else ""
     decides = "".join(f"- {name}: {f'n/a: {why}' if why else f'{cut:.6g}'}\n" for name, cut, why in cuts)
     return f"""{title}
 
@@ -218,7 +219,7 @@ Grey values: {window}. Edge length: {prepared.image_size} pixels.
 ## Run
 
 ```
-pip install "monai[fire,ignite,jsonschema,nibabel,pillow,pydicom]" torchvision
+pip install "monai[fire,ignite,jsonschema,nibabel,pillow,pydicom]" torchvision{more}
 python -m monai.bundle run --bundle_root . --config_file {INFERENCE} --dataset_dir IMAGES --output_dir OUT
 ```
 

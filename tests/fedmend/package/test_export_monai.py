@@ -25,6 +25,11 @@ REAL = Path(os.environ.get("FEDMEND_REAL_DATA", "/nowhere"))
 ALONE = "import sys, runpy; sys.modules['fedmend'] = None; runpy.run_module('monai.bundle', run_name='__main__')"
 MASKS = {"kind": "segmentation", "network": "unet_narrow", "classes": ["lesion"], "window": None, "modality": "MR"}
 PLAIN = {"ImageOrientationPatient": [1, 0, 0, 0, 1, 0], "ImagePositionPatient": [0, 0, 0], "PixelSpacing": [1, 1]}
+SMALL = "monai/DynUNet(kernel_size=[3, 3, 3], strides=[1, 2, 2], upsample_kernel_size=[2, 2], filters=[4, 8, 8])"
+NETWORKS = ["resnet_narrow_gn", "densenet121_gn", "unet_narrow_twin", "segresnet", "timm/convnext_atto", SMALL]
+STAGES = [
+    f"stages/{name}" for name in ("resnet_narrow_gn", "densenet121", "timm/tf_efficientnet_lite0", "monai/resnet10")
+]
 
 
 def read_stages(network):
@@ -146,6 +151,12 @@ def test_metadata_are_verified_without_a_network(tmp_path):
     assert (tmp_path / "bundle" / "docs" / "README.md").read_text().startswith("# PHANTOM: run-1\n")
 
 
+@pytest.mark.parametrize(("network", "needed"), [("resnet_narrow", "torchvision\n"), (STAGES[2], "torchvision timm\n")])
+def test_a_bundle_says_what_is_installed_to_run_it(tmp_path, network, needed):
+    make_package(tmp_path, network=network).export(monai=tmp_path / "bundle")
+    assert f'pydicom]" {needed}python -m monai.bundle run' in (tmp_path / "bundle" / "docs" / "README.md").read_text()
+
+
 def test_a_bundle_starts_a_new_run(tmp_path):
     made = make_package(tmp_path)
     made.export(monai=tmp_path / "bundle")
@@ -187,13 +198,6 @@ def test_a_name_is_no_markup_of_the_readme(tmp_path):
     text = (tmp_path / "bundle" / "docs" / "README.md").read_text(encoding="utf-8")
     assert "Classes: a\\<img src=x\\>, 50 % of\\_b." in text
     assert "<img" not in text.replace("\\<img", "")
-
-
-SMALL = "monai/DynUNet(kernel_size=[3, 3, 3], strides=[1, 2, 2], upsample_kernel_size=[2, 2], filters=[4, 8, 8])"
-NETWORKS = ["resnet_narrow_gn", "densenet121_gn", "unet_narrow_twin", "segresnet", "timm/convnext_atto", SMALL]
-STAGES = [
-    f"stages/{name}" for name in ("resnet_narrow_gn", "densenet121", "timm/tf_efficientnet_lite0", "monai/resnet10")
-]
 
 
 @pytest.mark.slow
