@@ -23,7 +23,8 @@ def evaluations_page(results: Mapping[str, Any]) -> str:
     splits = sorted({split for found in packages.values() for split in found["splits"]}, reverse=True)
     body = "".join(_matrix(packages, split, best) + _classes(packages, split, results["classes"]) for split in splits)
     body += _groups(packages, results) if any(found["groups"] for found in packages.values()) else ""
-    words = f"{len(packages)} packages, each at every site"
+    words = f"{len(packages)} packages"
+    words += ", each at every site" if not any(_absent(packages, split) for split in splits) else ""
     below = f"<p class='sub'>{escape(words)}</p>" + (phantom_note(SYNTHETIC) if results["phantom"] else "")
     return whole_page("Models at the sites", below, body, escape(FOOTER), phantom=results["phantom"])
 
@@ -42,14 +43,27 @@ def _matrix(packages: Mapping[str, Mapping], split: str, best: str) -> str:
         )
     caption = f"{short_name(best)} on the {split} splits, mean over classes; the interval draws images again"
     matrix = table(caption, ["Package", "All sites", "95 %", *sites], rows)
-    names = list(next(iter(packages.values()))["splits"][split]["all"]["macro"])
-    rows = [
-        [package, *(found["splits"][split]["all"]["macro"][name] for name in names)]
-        for package, found in packages.items()
-        if split in found["splits"]
-    ]
+    means = {
+        name: found["splits"][split]["all"]["macro"] for name, found in packages.items() if split in found["splits"]
+    }
+    names = dict.fromkeys(
+        name for macro in means.values() for name in macro
+    )  # one without a val split chose no threshold
+    rows = [[package, *map(macro.get, names)] for package, macro in means.items()]
     every = table("All sites together", ["Package", *map(short_name, names)], rows)
-    return section(f"models-{split}", f"Models and sites, {split}", matrix, every)
+    lacking = "; ".join(f"{package} without {', '.join(found)}" for package, found in _absent(packages, split).items())
+    said = (
+        "Not every site has answered: {}. Numbers of all sites are of other images there than those of other packages."
+    )
+    note = f'<p class="flag">{escape(said.format(lacking))}</p>' if lacking else ""
+    return section(f"models-{split}", f"Models and sites, {split}", note, matrix, every)
+
+
+def _absent(packages: Mapping[str, Mapping], split: str) -> dict[str, list[str]]:
+    """Package → sites that have told others of a split, and not of this one."""
+    told = {package: {*found["splits"].get(split, {}).get("sites", ())} for package, found in packages.items()}
+    every = {site for sites in told.values() for site in sites}
+    return {package: sorted(every - sites) for package, sites in told.items() if every - sites}
 
 
 def _classes(packages: Mapping[str, Mapping], split: str, classes: list[str]) -> str:
