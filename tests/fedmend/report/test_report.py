@@ -202,7 +202,8 @@ def test_the_page_shows_the_final_model_at_each_site(tmp_path):
     sites = {
         "site-1": {"annotated": ["bleed"], "train": 40, "test": 20},
         "site-2": {"annotated": ["bleed"], "train": 60, "test": 20, "privacy": {}},
-        "site-3": {"annotated": ["bleed"], "train": 100},
+        "site-3": {"annotated": ["bleed"], "train": 50},
+        "site-4": {"annotated": ["bleed"], "train": 50, "test": 9},
     }
     files = make_run(tmp_path)
     info, results = {**files["run"], "sites": sites}, {**files["results"], "sites": {"test": {"site-1": alone}}}
@@ -211,7 +212,8 @@ def test_the_page_shows_the_final_model_at_each_site(tmp_path):
     rows = {cells[0]: cells[1:] for cells in rows_of(page, "at-sites")}
     assert rows["site-1"] == ["20%", "20", "1 of 2, 1 held back", "0.700"]
     assert rows["site-2"] == ["30%", "20", "stays at the site", ""]
-    assert rows["site-3"] == ["50%", "n/a", "no test split", ""]
+    assert rows["site-3"] == ["25%", "n/a", "no test split", ""]
+    assert rows["site-4"] == ["25%", "9", "no result, not in the test numbers", ""]
 
 
 def test_a_run_without_numbers_of_sites_has_no_such_part(page):

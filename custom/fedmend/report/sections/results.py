@@ -116,7 +116,8 @@ def at_sites(run: RunFiles) -> Section:
         share = f"{site['train'] / total:.0%}"
         alone = found.get(name)
         if alone is None:
-            why = "stays at the site" if "privacy" in site else f"no {run.split} split"
+            absent = f"no result, not in the {run.split} numbers" if site.get(run.split) else f"no {run.split} split"
+            why = "stays at the site" if "privacy" in site else absent
             rows.append([name, share, site.get(run.split), td(why, "na"), *[""] * len(metrics)])
             continue
         measured = sum(v is not None for v in alone["per_class"][metrics[0].per_class])
