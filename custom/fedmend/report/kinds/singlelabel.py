@@ -68,8 +68,11 @@ class SingleLabelReport(KindReport):
         classes, known = run.info["classes"], run.info["sites"]
         splits = [split for split in SPLITS if any(site.get(split) for site in known.values())]
         counts = {name: [site.get("positives", {}).get(c) for c in classes] for name, site in sorted(known.items())}
-        blank = {name: (known[name].get("train") or 0) - sum(n or 0 for n in row) for name, row in counts.items()}
-        blank = blank if any(n > 0 for n in blank.values()) else {}
+        blank = {  # n/a where the counts of labels stay at the site
+            name: (known[name].get("train") or 0) - sum(n or 0 for n in row) if "positives" in known[name] else None
+            for name, row in counts.items()
+        }
+        blank = blank if any(blank.values()) else {}
         rows = []
         for name, row in counts.items():
             total = sum(n or 0 for n in row)
@@ -78,7 +81,7 @@ class SingleLabelReport(KindReport):
             rows.append([name, *cells, *(known[name].get(split) for split in splits)])
         sums = [sum(n or 0 for n in column) for column in zip(*counts.values(), strict=True)]
         totals: list[object] = [td(f"{n:,}" if n else "⚠ none", "" if n else "bad") for n in sums]
-        totals += [sum(blank.values())] if blank else []
+        totals += [sum(n or 0 for n in blank.values())] if blank else []
         totals += [sum(site.get(split) or 0 for site in known.values()) for split in splits]
         caption = "Training samples by the labels at the site, which may be wrong; shading: share of the site's labels"
         head = ["Site", *classes, *(["no label"] if blank else []), *splits]

@@ -1,6 +1,6 @@
 import re
 
-from run_factories import EVIL, SKIN, make_label_set_run, make_single_label_run, rows_in, rows_of
+from run_factories import CHEST_SITES, EVIL, SKIN, make_label_set_run, make_single_label_run, rows_in, rows_of
 
 from fedmend.report.report import summary_text, write_report
 from fedmend.report.sections.results import sites
@@ -96,3 +96,11 @@ def test_images_without_a_label_are_counted_where_each_image_has_one_class():
     assert rows[0] == ["Site", *("edema", "mass &lt;5 mm"), "no label", "train", "test"]
     assert rows[1] == ["&lt;b&gt;", "9", "5", "36", "50", "6"]
     assert rows[-1] == ["All sites", "39", "45", "166", "250", "18"]
+
+
+def test_a_site_whose_label_counts_stay_there_is_not_said_to_have_no_labels():
+    known = {"<b>": CHEST_SITES["<b>"], "private": {"annotated": ["edema"], "train": 100, "privacy": {}}}
+    rows = rows_in(sites(make_label_set_run(known=known, confusion=True)))
+    assert [row[3] for row in rows] == ["no label", "36", "n/a", "36"]
+    known["<b>"] = {**known["<b>"], "train": 14}  # nobody tells of an image without a label
+    assert "no label" not in sites(make_label_set_run(known=known, confusion=True))
