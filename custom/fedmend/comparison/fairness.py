@@ -60,16 +60,20 @@ def _verdict(row: TableRow, first: TableRow) -> Fairness:
     different = []
     if any(cost["initial_model"] != other["initial_model"] for _, cost, _, other in pairs):
         different.append("other initial weights")
-    cost, reference = row.costs[0], first.costs[0]
-    if any(trained(cost) != trained(other) for _, cost, _, other in pairs):
-        different.append(f"{training(cost)} at a site instead of {training(reference)}")
+    # All seeds are asked: one of them alone may be another.
+    efforts = [(cost, other) for _, cost, _, other in pairs if trained(cost) != trained(other)]
+    if efforts:
+        here, there = (training(cost) for cost in efforts[0])
+        words = f"{here} at a site instead of {there}" if here != there else f"not the same sites trained {here}"
+        different.append(words + (f", in {len(efforts)} of {len(pairs)} seeds" if len(efforts) < len(pairs) else ""))
     if different:
         said = f"by design: {row.note};" if row.note else "not comparable:"
         return Fairness(bool(row.note), f"{said} {' and '.join(different)}")
     notes = [f"by design: {row.note}"] if row.note else []
-    if (steps := mean_steps(cost)) != (others := mean_steps(reference)):
-        unit = trained(cost)[0]
-        notes.append(f"as many {unit} as the first row, but {steps:,.0f} optimiser steps per site, not {others:,.0f}")
+    steps, others = (f"{statistics.fmean(map(mean_steps, costs)):,.1f}" for costs in (row.costs, first.costs))
+    if steps != others:
+        unit, (steps, others) = trained(row.costs[0])[0], (said.removesuffix(".0") for said in (steps, others))
+        notes.append(f"as many {unit} as the first row, but {steps} optimiser steps per site, not {others}")
     seen, usual = f"{mean_passes(row):.1f}", f"{mean_passes(first):.1f}"
     if seen != usual and "nan" not in (seen, usual):
         notes.append(f"{seen} passes per training sample and round, where the first row has {usual}")
@@ -86,10 +90,10 @@ def trained(cost: Mapping) -> tuple[str, Mapping[str, int]]:
     return effort["unit"], {site: found["rounds"] * effort["per_round"] for site, found in cost["sites"].items()}
 
 
-def training(cost: Mapping) -> str:
-    """:func:`trained` in words."""
-    unit, counted = trained(cost)
-    low, high = min(counted.values(), default=0), max(counted.values(), default=0)
+def training(*costs: Mapping) -> str:
+    """:func:`trained` of one run, or of several, in words."""
+    unit, counted = trained(costs[0])[0], [number for cost in costs for number in trained(cost)[1].values()]
+    low, high = min(counted, default=0), max(counted, default=0)
     return f"{low:,} {unit}" if low == high else f"{low:,} to {high:,} {unit}"
 
 

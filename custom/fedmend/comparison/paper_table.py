@@ -277,7 +277,7 @@ def costs_of(row: TableRow) -> Costs | None:
 
     memory = max(cost["peak_memory"] for cost in row.costs) / MEGABYTE
     return Costs(
-        training(row.costs[0]),
+        training(*row.costs),
         mean(mean_steps),
         mean(lambda c: c["seconds"]),
         mean(travelled),

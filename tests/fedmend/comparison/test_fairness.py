@@ -35,7 +35,8 @@ def test_other_epochs_or_initial_weights_are_not_comparable_in_any_seed():
     found = verdict(cost(initial="z"))
     assert (found.comparable, found.footnote) == (False, "not comparable: other initial weights")
     found = verdict(cost(initial="y", rounds=(5, 4)))
-    assert not found.comparable
+    said = "not comparable: 16 to 20 epochs at a site instead of 20 epochs, in 1 of 2 seeds"
+    assert (found.comparable, found.footnote) == (False, said)
     assert verdict(cost(initial="y", unit="steps")).comparable is False
 
 
@@ -68,6 +69,22 @@ def test_fewer_steps_in_as_many_epochs_are_said():
     found = judge(rows)["other"]
     said = "as many epochs as the first row, but 20 optimiser steps per site, not 40"
     assert (found.comparable, found.footnote) == (True, said)
+
+
+def test_steps_are_means_of_all_seeds_as_the_costs_in_the_table():
+    found = verdict(cost(initial="y", steps=(10, 30)))  # 40, then 20 a site
+    assert found.footnote == "as many epochs as the first row, but 30 optimiser steps per site, not 40"
+    found = verdict(cost(initial="y", steps=(30, 49)))
+    assert found.footnote == "as many epochs as the first row, but 39.8 optimiser steps per site, not 40"
+    assert training(cost(), cost(rounds=(5, 4))) == "16 to 20 epochs"
+
+
+def test_the_same_range_of_epochs_at_other_sites_is_said():
+    rows = {
+        name: TableRow(title=name, runs=[run()], costs=[cost(rounds=rounds)])
+        for name, rounds in (("own", (5, 4)), ("other", (4, 5)))
+    }
+    assert judge(rows)["other"].footnote == "not comparable: not the same sites trained 16 to 20 epochs"
 
 
 def test_more_passes_in_as_many_epochs_are_said():
