@@ -58,9 +58,10 @@ class LevelTable:
     def facts(self) -> list[str]:
         """Sentences above the tables."""
         facts = [f"{len(self.levels)} levels; footnotes, costs and curves of each are in its folder."]
+        common = [fact for fact in self.first.facts if all(fact in table.facts for table in self.levels.values())]
+        facts += common
         for title, table in self.levels.items():
-            known = facts if title != next(iter(self.levels)) else []
-            facts += [f"{title}: {fact}" if known else fact for fact in table.facts if fact not in known]
+            facts += [f"{title}: {fact}" for fact in table.facts if fact not in common]
         return facts
 
     def parts(self) -> list[PageTable]:
@@ -101,7 +102,8 @@ class LevelTable:
         """Of the primary measure: each row minus the strongest simple baseline of the level."""
         if not any(table.reference[0] for table in self.levels.values()):
             return []
-        rows = []
+        words = {level: metric_word(table.primary_key, table.first.runs[0]) for level, table in self.levels.items()}
+        own_word, rows = next(iter(words.values())), []
         for name, title in self.rows.items():
             cells = []
             for table in self.levels.values():
@@ -110,9 +112,10 @@ class LevelTable:
                 key = table.primary_key
                 cells.append(next((difference_cells([d], [c], key)[0] for c, d in found if c.key == key), ""))
             rows.append([title, *cells])
-        caption = f"{metric_word(self.first.primary_key, self.first.first.runs[0])}: row minus the strongest simple"
-        caption += " baseline of the level, mean of the paired differences [95 % t-interval]"
-        return [PageTable("differences", caption, ["method", *self.levels], rows)]
+        caption = f"{own_word}: row minus the strongest simple baseline of the level, mean of the paired differences"
+        # Runs of a level may be too short for a mean of the last rounds.
+        heads = [level if word == own_word else f"{level}, {word}" for level, word in words.items()]
+        return [PageTable("differences", f"{caption} [95 % t-interval]", ["method", *heads], rows)]
 
     def csv(self) -> str:
         """The lines of all levels under one head, each with its level."""

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -67,6 +68,37 @@ def test_a_row_that_a_level_lacks_has_no_number_there_and_no_mean(table):
     short = PaperTable("job_x", {"own": second.rows["own"]}, primary="auc", federations=[0, 1])
     rows = LevelTable("job_x", {"m = 0": first, "m = 1": short}).parts()[0].rows
     assert rows[1] == ["FedAvg", "75.0 ± 7.1", "", "n/a", "", "", ""]
+
+
+def test_a_sentence_that_holds_for_one_level_alone_names_it(table):
+    first, second = table.levels.values()
+    less = replace(first, left_out={"FedX": "expected clean sites"}, incomplete=[2])
+    for levels in ({"m = 0": less, "m = 1": second}, {"m = 1": second, "m = 0": less}):
+        facts = LevelTable("job_x", levels).facts
+        assert "m = 0: Left out: FedX: expected clean sites." in facts
+        assert "m = 0: Seeds that are not complete and left out: 2." in facts
+        assert "2 federations: deviations and intervals are over federations." in facts
+
+
+def test_differences_of_a_level_in_another_measure_than_the_first_name_it():
+    def level(rounds):
+        rows = {
+            name: TableRow(title=name, runs=[long_run(rounds, auc)], costs=[cost()], simple=name == "fedavg")
+            for name, auc in (("own", 0.8), ("fedavg", 0.7))
+        }
+        return PaperTable("job_x", rows, primary="bacc_last", federations=[0])
+
+    def long_run(rounds, bacc):
+        evaluations = [
+            {"round": r, "per_class": {"recall": [bacc]}, "macro": {"bacc": bacc}, "confusion": [[1]]}
+            for r in range(1, rounds + 1)
+        ]
+        info = {"phantom": True, "task": "singlelabel", "classes": ["a"], "seed": 0, "sites": {"a": {"train": 8}}}
+        return RunFiles(None, info, {"test": evaluations}, (), (), {"final": {}})
+
+    part = LevelTable("job_x", {"num_rounds=5": level(5), "num_rounds=20": level(20)}).parts()[-1]
+    assert part.caption.startswith("Recall (BACC): row minus")
+    assert part.head == ["method", "num_rounds=5", "num_rounds=20, Recall (BACC), mean of the last ten rounds"]
 
 
 def test_a_level_without_published_numbers_has_no_column_for_them():
