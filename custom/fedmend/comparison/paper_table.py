@@ -98,10 +98,14 @@ class PaperTable:
         """
         column = next((column for column in self.columns if column.key == self.primary_key), None)
         among = [name for name, row in self.rows.items() if row.simple and self.verdicts[name].comparable]
-        values = {name: column.values(self.rows[name].runs) for name in among if column}
-        means = {n: statistics.fmean(v for v in own if v is not None) for n, own in values.items() if None not in own}
-        if column is None or not means or len(means) < len(among):
+        if not among:
             return "", "no simple baseline with these data, weights and epochs is among the rows"
+        if column is None:
+            return "", "the primary measure was not measured"
+        values = {name: column.values(self.rows[name].runs) for name in among}
+        means = {n: statistics.fmean(v for v in own if v is not None) for n, own in values.items() if None not in own}
+        if unknown := [self.rows[name].title for name in among if name not in means]:
+            return "", f"{column.word} of {', '.join(unknown)} could not be measured in every seed"
         best = max(means, key=means.__getitem__)
         return best, f"that with the best {column.word} on the {self.first.runs[0].split} split, the hardest to beat"
 

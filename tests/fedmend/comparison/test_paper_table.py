@@ -122,6 +122,16 @@ def test_without_a_simple_baseline_there_are_no_differences():
     assert table.facts[2].startswith("No differences: no simple baseline")
 
 
+def test_a_table_without_differences_names_the_true_reason(table):
+    lacking = row("FedAvg", 0.6, 0.66, simple=True)
+    lacking.runs[1].metrics["test"][-1]["macro"]["auc"] = None
+    less = dataclasses.replace(table, rows={**table.rows, "fedavg": lacking})
+    assert "No differences: AUC of FedAvg could not be measured in every seed." in less.facts
+    assert less.differences("own") == [None] * len(less.columns)
+    other = dataclasses.replace(table, primary="f1")
+    assert "No differences: the primary measure was not measured." in other.facts
+
+
 def test_a_run_that_nobody_measured_has_no_costs_and_is_not_compared(table):
     rows = {"own": row("Own", 0.7, 0.8), "old": row("Old", 0.6, 0.6, simple=True, costs=[{}, cost()])}
     table = PaperTable("x", rows)
