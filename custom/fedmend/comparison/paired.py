@@ -19,11 +19,12 @@ from fedmend.report.tables import Column, macro_columns, markdown_table, mean_an
 
 FILES = ("comparison.md", "comparison.csv", "comparison.svg")
 LEVEL = 0.95
+ALIKE = 1e-9  # points; deviations below it are of the computer's numbers
 
 
 class Difference(NamedTuple):
     """Mean of paired differences and its 95 % interval in points of 100, and the p-value of a two-sided t-test; all but
-    the mean are ``None`` for a single pair."""
+    the mean are ``None`` for a single pair, and where all pairs differ by the same, which says nothing of others."""
 
     mean: float
     low: float | None
@@ -85,10 +86,12 @@ def paired_difference(values: Sequence[float | None], others: Sequence[float | N
     mean, n = statistics.fmean(points), len(points)
     if n == 1:
         return Difference(mean, None, None)
-    error = statistics.stdev(points) / math.sqrt(n)
+    sd = statistics.stdev(points)
+    if sd < ALIKE:
+        return Difference(mean, None, None) if abs(mean) > ALIKE else Difference(0.0, 0.0, 0.0, 1.0)
+    error = sd / math.sqrt(n)
     half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * error
-    p = 2 * float(stdtr(n - 1, -abs(mean) / error)) if error else float(mean == 0)
-    return Difference(mean, mean - half, mean + half, p)
+    return Difference(mean, mean - half, mean + half, 2 * float(stdtr(n - 1, -abs(mean) / error)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -66,9 +66,10 @@ def test_nine_pairs_on_three_federations_have_two_degrees_of_freedom(tmp_path):
     assert (line["mean"], line["sd"], line["seeds"], line["federations"]) == ("52.000", "1.000", "9", "3")
 
 
-def test_differences_that_are_all_the_same_have_no_doubt_in_them():
-    assert paired_difference([0.5, 0.5], [0.5, 0.5]).p == 1
-    assert paired_difference([0.5, 0.75], [0.25, 0.5]).p == 0
+def test_differences_that_are_all_the_same_say_nothing_of_others():
+    assert paired_difference([0.5, 0.5], [0.5, 0.5]) == (0, 0, 0, 1)
+    assert paired_difference([0.5, 0.75], [0.25, 0.5]) == (25, None, None, None)
+    assert str(paired_difference([0.8, 0.9], [0.7, 0.8])) == "+10.0"  # they differ by 1e-14
 
 
 def test_holm_corrects_the_smallest_most_and_keeps_the_order():
