@@ -68,7 +68,7 @@ class Shown:
         name = self._desk.classes[item.label_class]
         before, after = self._label(item, item.old), self._label(item, item.new)
         if self._desk.kind.one_label:
-            own = self._desk.data.train.labels[item.sample]
+            own = self._desk.data.train.labels[item.sample] == 1
             before, after = (self._desk.classes[int(own.argmax())] if own.any() else "blank"), name
         return Line(item, name, before, after, item.rule or "own label", self._verdict(item.verdict))
 

@@ -2,11 +2,12 @@ import shutil
 
 import numpy as np
 import pytest
-from factories import LABELS, refused
+from factories import CLASSES, LABELS, refused
 from review_factories import RULE, make_desk, make_mask_run, make_organ_run, make_run
 
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE
 from fedmend.review.desk import CONFIDENCE, DOUBT, JUDGED, OWN, RANDOM, REPAIRS, ROUND, Choice, Desk, reviewable
+from fedmend.review.shown import Shown
 
 # Class 1 is missing at the site; class 0 is (1, 0, blank, 0, 1, 0) and class 2 (0, 1, 0, 0, 1, blank).
 TAGS = ((0, 1, 1, 0, 0.9), (1, 1, 0, 0, 0.5), (2, 1, 0, 1, 0.7), (2, 0, 1, 1, 0.6))
@@ -107,6 +108,12 @@ def test_with_one_label_per_sample_an_item_is_a_sample_and_its_new_class(tmp_pat
     desk.judge(desk.item(0, 2), REJECT, reviewer="AB")
     desk.judge(desk.item(2, 2), RELABEL, reviewer="AB", value=0)
     assert desk.ledger.apply(desk.data.train.labels).argmax(1).tolist() == [0, 1, 0, 0]
+
+
+def test_an_image_without_a_class_was_blank_before_its_repair(tmp_path):
+    desk = make_desk(tmp_path, (1, 2, 1, 0, 0.9), (3, 1, 1, 0, 0.9), labels=np.array([1, -1, 2, 0]))
+    lines = [Shown(desk).line(item) for item in desk.items()]
+    assert [(line.before, line.after) for line in lines] == [("blank", CLASSES[2]), (CLASSES[0], CLASSES[1])]
 
 
 def test_another_label_is_one_of_the_job(tmp_path):
