@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from fedmend.basics.words import inert
 from fedmend.errors import FedMendError
 from fedmend.records.run_folder import RunFiles, last_rounds
 from fedmend.report.kinds import shown_as
@@ -233,8 +234,9 @@ def _cell(text: str) -> str:
 def _csv(columns: Sequence[str], rows: Sequence[Row]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["method", *(word for name in columns for word in (name, f"{name} sd")), "seeds", "phantom"])
+    heads = [inert(word) for name in columns for word in (name, f"{name} sd")]
+    writer.writerow(["method", *heads, "seeds", "phantom"])
     for row in rows:
         cells = [text for cell in row.cells for text in cell]
-        writer.writerow([row.name, *cells, row.seeds, "yes" if row.phantom else "no"])
+        writer.writerow([inert(row.name), *cells, row.seeds, "yes" if row.phantom else "no"])
     return stream.getvalue()

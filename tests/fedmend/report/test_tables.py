@@ -43,6 +43,13 @@ def test_rows_are_methods_and_cells_mean_and_deviation_over_seeds_in_points():
     ]
 
 
+def test_no_name_is_a_formula_in_a_spreadsheet():
+    texts = comparison({"=A1": [make_run(0.5, 0.75, info={"classes": ["@mass", "+1"]})]})
+    head, row = rows_of(texts["per_class.csv"])
+    assert head[1:5] == ["'@mass", "'@mass sd", "'+1", "'+1 sd"]
+    assert (row[0], rows_of(texts["macro.csv"])[1][0]) == ("'=A1", "'=A1")
+
+
 def test_macro_columns_are_the_metrics_that_a_run_has():
     texts = comparison({"A": [make_run(0.5, 0.5, macro={"bacc": 0.25, "map": 0.125, "auc": 0.5})]})
     assert texts["macro.md"].splitlines()[2:] == [
