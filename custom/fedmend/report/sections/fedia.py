@@ -149,7 +149,8 @@ def _iou_figure(
         "iou-curves",
         panels,
         alt=f"IoU of the sites over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(story)}.",
-        ylim=(0.0, min(1.0, 1.5 * highest)),  # a steep line leaves the panel rather than flattens the curves
+        # A steep line leaves the panel rather than flattens the curves; models may find nothing at all.
+        ylim=(0.0, min(1.0, 1.5 * highest) or 1.0),
         legend={style: word for style, word in words.items() if style in drawn},
         **frame,
     )

@@ -113,7 +113,7 @@ def _precision_figure(repairs: Sequence[Mapping], run: RunFiles, kinds: Collecti
                 story.append(f"{name} {kind} {pooled.values[-1]:.2f}")
         panels.append(Panel(name, lines))
     return grid_figure(
-        "precision-curves",
+        "pseudo-label-precision",
         panels,
         alt=f"Precision of pseudo-labels over rounds, at the end: {'; '.join(story)}.",
         ylim=(0.0, 1.05),

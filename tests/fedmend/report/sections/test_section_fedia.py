@@ -186,3 +186,11 @@ def test_the_plain_text_has_the_same_numbers(tmp_path):
     assert "Best, highest Dice, round 3: 0.600\nBest, highest volume Dice, round 4: 0.700\n" in text
     assert "Completeness, estimated (true): <b> 0.80 (1.00), site-1 0.20 (0.25), site-2 1.20 (0.75)\n" in text
     assert "Corrected: <b> in round 3, site-2 in round 4\nPixels added: 10, precision 0.600, recall 0.250\n" in text
+
+
+@pytest.mark.filterwarnings("error")
+def test_models_that_find_nothing_have_curves_at_zero():
+    decisions = [{"round": r, "what": "iou", "value": {"site-1": 0.0, "site-2": 0.0}} for r in (1, 2)]
+    section = iou(make_lesion_run(decisions=decisions))
+    assert "site-1 from 0.00 to 0.00" in section
+    assert "−" not in section  # no axis below 0

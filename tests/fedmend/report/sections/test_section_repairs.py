@@ -55,3 +55,13 @@ def test_the_words_of_pseudo_labels_are_there_when_there_are_some(tmp_path):
     own = [w for w in SingleLabelReport.words if w != "Warm-up"]
     assert words == [*own, "Pseudo-label", "Precision of pseudo-labels", *WORDS]
     assert "Pseudo-labels: 20, precision 0.750\n" in summary_text(tmp_path)
+
+
+def test_no_two_figures_of_a_page_have_a_name(tmp_path):
+    run = make_label_set_run(tmp_path, repairs=TAGS, confusion=True)
+    values = {name: [0.5, 0.5] for name in ("recall", "f1", "auc", "precision")}
+    means = dict.fromkeys(("bacc", "f1", "auc", "precision", "accuracy"), 0.5)
+    run.metrics["test"][0].update(per_class=values, macro=means)
+    page = write_report(write_run(tmp_path, run)).read_text()
+    ids = re.findall(r' id="(.*?)"', page)
+    assert len(set(ids)) == len(ids)
