@@ -15,7 +15,7 @@ from fedmend.comparison.curves import curves_figure
 from fedmend.errors import FedMendError
 from fedmend.records.run_folder import RunFiles
 from fedmend.report.kinds import shown_as
-from fedmend.report.tables import Column, macro_columns, markdown_table, mean_and_sd, shown
+from fedmend.report.tables import Column, macro_columns, markdown_table, mean_and_sd, shown, uneven_sentence
 
 FILES = ("comparison.md", "comparison.csv", "comparison.svg")
 LEVEL = 0.95
@@ -119,13 +119,19 @@ def differences(
         federations: the number of the federation of each seed.
         primary: key of the primary measure, whose p-value stays as it is; those of the others are corrected.
     """
-    rows = [[per_federation(c.values(group), federations) for c in columns] for group in (runs, others)]
+    rows = [[per_federation(_even(c, group), federations) for c in columns] for group in (runs, others)]
     found = [paired_difference(a, b) for a, b in zip(*rows, strict=True)]
     family = [
         i for i, (c, d) in enumerate(zip(columns, found, strict=True)) if c.key != primary and d and d.p is not None
     ]
     together = dict(zip(family, holm([d.p for i in family if (d := found[i]) and d.p is not None]), strict=True))
     return [d._replace(p=together[i]) if d and i in together else d for i, d in enumerate(found)]
+
+
+def _even(column: Column, runs: Sequence[RunFiles]) -> list[float | None]:
+    """Values of runs, ``None`` for a mean that leaves out classes which that of another row may have."""
+    uneven = [len(run.info["classes"]) > 1 and shown_as(run).uneven(run, column.key) for run in runs]
+    return [None if flag else value for flag, value in zip(uneven, column.values(runs), strict=True)]
 
 
 def difference_cells(found: Sequence[Difference | None], columns: Sequence[Column], primary: str) -> list[str]:
@@ -226,7 +232,8 @@ def comparison_text(found: Paired) -> str:
     text += f"{unit_sentence(found.federations)}\n\n"
     rows = [[row, *(shown(*mean_and_sd(found.values(row, c))) for c in columns)] for row in found.runs]
     text += markdown_table(["row", *head], rows)
-    if said := shown_as(first[0]).thresholds([run for group in found.runs.values() for run in group]):
+    every = [run for group in found.runs.values() for run in group]
+    for said in filter(None, (shown_as(first[0]).thresholds(every), uneven_sentence(every, columns))):
         text += f"\n{said}.\n"
     if others:
         text += f"\n{method} minus the other row, mean of the paired differences [95 % t-interval]\n\n"

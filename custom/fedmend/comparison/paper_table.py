@@ -23,7 +23,7 @@ from fedmend.comparison.paired import (
     unit_sentence,
 )
 from fedmend.report.kinds import shown_as
-from fedmend.report.tables import Column, class_columns, macro_columns, mean_and_sd, metric_word, shown
+from fedmend.report.tables import Column, class_columns, macro_columns, mean_and_sd, metric_word, shown, uneven_sentence
 
 MEGABYTE = 1e6
 
@@ -156,8 +156,9 @@ class PaperTable:
                 f"Columns marked 'published' are the numbers that the paper printed ({self.source}): on its own data,"
                 " splits, network and schedule, each a single figure; not measured here."
             )
-        if said := shown_as(first).thresholds([run for row in self.rows.values() for run in row.runs]):
-            facts.append(f"{said}.")
+        every = [run for row in self.rows.values() for run in row.runs]
+        said = (shown_as(first).thresholds(every), uneven_sentence(every, self.columns))
+        facts += [f"{sentence}." for sentence in said if sentence]
         facts += [f"Left out: {title}: {why}." for title, why in self.left_out.items()]
         return facts
 

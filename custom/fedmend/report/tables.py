@@ -97,7 +97,8 @@ def comparison(runs: Mapping[str, Sequence[RunFiles]]) -> dict[str, str]:
     if len(classes) > 1:
         per_class.append(Column("Average", partial(_final_macro, key=main), main))
     macro = macro_columns([run for group in runs.values() for run in group])
-    said = shown_as(first).thresholds([run for group in runs.values() for run in group])
+    every = [run for group in runs.values() for run in group]
+    said = [text for text in (shown_as(first).thresholds(every), uneven_sentence(every, macro)) if text]
     texts = []
     for title, columns in ((f"{metric_word(main, first)} of each class", per_class), ("Macro metrics", macro)):
         rows = [
@@ -111,10 +112,24 @@ def comparison(runs: Mapping[str, Sequence[RunFiles]]) -> dict[str, str]:
         ]
         heads = [column.word for column in columns]
         text = _markdown(f"{title}, final model, {split} split", heads, rows)
-        if said and columns is macro:
-            text += f"\n{said}.\n"
+        if columns is macro:
+            text += "".join(f"\n{sentence}.\n" for sentence in said)
         texts += [text, _csv(heads, rows)]
     return dict(zip(TABLES, texts, strict=True))
+
+
+def uneven_sentence(runs: Sequence[RunFiles], columns: Sequence[Column]) -> str:
+    """A sentence without its full stop about means that are not over the same classes in all runs; "": there are none.
+
+    Args:
+        runs: of one kind of labels, at least one.
+        columns: metrics over all classes.
+    """
+    kind = shown_as(runs[0])
+    words = [c.word for c in columns if len(runs[0].info["classes"]) > 1 and any(kind.uneven(r, c.key) for r in runs)]
+    if not words:
+        return ""
+    return f"{', '.join(words)}: mean over the classes that a model marks at all, which may be others in another row"
 
 
 def class_columns(run: RunFiles) -> list[Column]:

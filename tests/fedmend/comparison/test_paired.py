@@ -14,7 +14,7 @@ from fedmend.comparison.paired import (
     write_comparison,
 )
 from fedmend.records.run_folder import RunFiles
-from fedmend.report.tables import Column
+from fedmend.report.tables import Column, comparison
 
 
 def make_run(seed, *aucs, phantom=False):
@@ -100,6 +100,25 @@ def test_a_primary_measure_of_the_last_rounds_is_the_final_one_in_short_runs():
     assert primary_key("dice_last", [*columns, Column("Last", None, "dice_last")], run) == "dice_last"
     assert primary_key("", columns, run) == "auc"  # what chooses the best model of these labels
     assert primary_key("f1", columns, run) == ""
+
+
+def test_precision_over_other_structures_has_no_difference(tmp_path):
+    def run(seed, *precision):
+        known = [p for p in precision if p is not None]
+        values = {"dice": [0.5, 0.1], "precision": list(precision), "recall": [0.5, 0.0]}
+        macro = {"dice": 0.3, "precision": sum(known) / len(known), "recall": 0.25}
+        evaluations = [{"round": 1, "per_class": values, "macro": macro, "positives": [9, 9]}]
+        info = {"phantom": False, "task": "segmentation", "classes": ["liver", "spleen"], "seed": seed}
+        return RunFiles(None, info, {"test": evaluations}, (), (), {"final": {}})
+
+    runs = {"own": [run(0, 0.6, 0.4), run(1, 0.6, 0.4)], "marks one": [run(0, 0.9, None), run(1, 0.9, 0.3)]}
+    text = write_comparison(runs, tmp_path, federations=[0, 1])
+    assert "| marks one | 30.0 ± 0.0 | 75.0 ± 21.2 |" in text
+    assert "| marks one | +0.0 [0.0, 0.0] | n/a |" in text
+    words = "Precision: mean over the classes that a model marks at all, which may be others in another row."
+    assert words in text
+    assert words in comparison({"own": runs["own"], "one": runs["marks one"]})["macro.md"]
+    assert words not in comparison({"own": runs["own"]})["macro.md"]
 
 
 def test_one_pair_has_no_interval_and_a_missing_value_no_difference():

@@ -110,6 +110,10 @@ class KindReport(ABC):
         there are none."""
         return ""
 
+    def uneven(self, run: "RunFiles", key: str) -> bool:
+        """Whether the final mean of a metric leaves out a class that other runs on the same data may have in theirs."""
+        return False
+
     def means_over(self, run: "RunFiles") -> str:
         """What the means in the key numbers are taken over."""
         total = len(run.info["classes"])

@@ -54,13 +54,21 @@ class SegmentationReport(KindReport):
     def has_classes(self, run: RunFiles) -> bool:
         return len(run.info["classes"]) > 1
 
+    def _never_marked(self, run: RunFiles) -> int:
+        """Structures that there are and that the final model never marks."""
+        values = run.evaluations[-1]["per_class"] if run.evaluations else {}
+        marked = zip(values.get("precision", ()), values.get("recall", ()), strict=True)
+        return sum(precision is None and recall is not None for precision, recall in marked)
+
+    def uneven(self, run: RunFiles, key: str) -> bool:
+        """A structure that a model never marks has no precision."""
+        return key == "precision" and self._never_marked(run) > 0
+
     def means_over(self, run: RunFiles) -> str:
         if not run.evaluations:
             return super().means_over(run)
         if self.has_classes(run):
-            values = run.evaluations[-1]["per_class"]
-            marked = zip(values["precision"], values["recall"], strict=True)
-            never = sum(precision is None and recall is not None for precision, recall in marked)
+            never = self._never_marked(run)
             words = f" Precision is without {never} that the model never marks." if never else ""
             return super().means_over(run) + words
         return f"Dice: mean over {run.evaluations[-1]['positives'][0]:,} slices with a lesion, {run.split} split."
