@@ -88,11 +88,14 @@ def _groups(packages: Mapping[str, Mapping], results: Mapping[str, Any]) -> str:
     for package, found in packages.items():
         for group in results["subgroups"]:
             if group not in found["groups"]:
-                rows.append([package, group, "held back", "–", "–"])
+                rows.append([package, group, "held back", "–", "–", "–"])
                 continue
             told = found["groups"][group]
             ends = told["intervals"].get(best)
             shown = f"{number(ends[0])} to {number(ends[1])}" if ends else "–"
-            rows.append([package, group, ", ".join(told["sites"]), number(told["macro"][best]), shown])
-    head = ["Package", "Subgroup", "Told by", short_name(best), "95 %"]
-    return section("groups", "Subgroups", table(f"On the {results['split']} splits of the sites", head, rows))
+            values = next(v for v in told["per_class"].values() if isinstance(v, list))
+            over = f"{sum(v is not None for v in values)} of {len(values)}"
+            rows.append([package, group, ", ".join(told["sites"]), over, number(told["macro"][best]), shown])
+    caption = f"On the {results['split']} splits of the sites; means are over the classes measured there"
+    head = ["Package", "Subgroup", "Told by", "Classes measured", short_name(best), "95 %"]
+    return section("groups", "Subgroups", table(caption, head, rows))

@@ -41,3 +41,19 @@ def test_a_page_of_sites_that_have_all_answered_says_so():
     text = page(one={"test": ["site-1"]}, other={"test": ["site-1"]})
     assert "2 packages, each at every site" in text
     assert "Not every site" not in text
+
+
+def test_a_subgroup_says_over_how_many_classes_its_mean_is():
+    kind, counts = kind_of("multilabel"), np.ones((2, 2, BINS), dtype=np.int64)
+    less = counts * np.array([1, 0]).reshape(2, 1, 1)  # the sites hold the class b back
+    told = {"sex F": counts, "sex M": less}
+    groups = {name: {"sites": ["site-1"], **kind.metrics(c), "intervals": {}} for name, c in told.items()}
+    all_of_it = {"all": kind.metrics(counts) | {"intervals": {}}, "sites": {}}
+    found = {"phantom": False, "splits": {"test": all_of_it}, "groups": groups}
+    about = {"best_metric": "auc", "classes": ["a", "b"], "phantom": False, "split": "test"}
+    text = evaluations_page({**about, "subgroups": [*told, "sex D"], "packages": {"one": found}})
+    assert [cells[1:4] for cells in rows_of(text, "groups")[1:]] == [
+        ["sex F", "site-1", "2 of 2"],
+        ["sex M", "site-1", "1 of 2"],
+        ["sex D", "held back", "–"],
+    ]
