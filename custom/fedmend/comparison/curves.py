@@ -12,6 +12,7 @@ from fedmend.report.metric_figures import ROUNDS
 from fedmend.report.tables import metric_word
 
 SIZE = (6.4, 3.2)  # inches
+LEGEND_LINE = 0.17  # inches; of more rows than fit beside the axes the figure is higher
 # Okabe-Ito colours, the method's first; from the second turn on the dashes tell rows apart.
 COLOURS = ("#0072b2", "#b84a00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b6770")
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)))
@@ -41,7 +42,8 @@ def curves_figure(runs: Mapping[str, Sequence[RunFiles]], metric: str = "") -> s
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({**RC, "figure.facecolor": "white"})
-        figure = Figure(figsize=SIZE, layout="constrained")
+        height = max(SIZE[1], LEGEND_LINE * (len(runs) + 1))
+        figure = Figure(figsize=(SIZE[0], height), layout="constrained")
         ax = figure.subplots()
         for i, (row, group) in enumerate(runs.items()):
             seeds = [dict(run.measured(metric)) for run in group]

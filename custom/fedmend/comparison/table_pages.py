@@ -19,6 +19,7 @@ LATEX = {
     "±": r"$\pm$",
     "↓": r"$\downarrow$",
     "−": "$-$",
+    **{sign: f"${sign}$" for sign in "<>|"},  # other signs in LaTeX's own font
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},

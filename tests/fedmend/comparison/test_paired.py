@@ -1,5 +1,6 @@
 import csv
 import io
+import re
 
 import pytest
 from factories import refused
@@ -161,6 +162,15 @@ def test_the_figure_has_a_line_per_row_with_its_last_mean(tmp_path):
         assert f">{word}</text>" in svg
     write_comparison(runs, tmp_path / ".", federations=[0])
     assert (tmp_path / "comparison.svg").read_text() == svg
+
+
+def test_a_figure_of_many_rows_names_them_all(tmp_path):
+    write_comparison({f"row {n}": [make_run(0, 0.5, 0.7)] for n in range(40)}, tmp_path, federations=[0])
+    svg = (tmp_path / "comparison.svg").read_text()
+    height = float(re.findall(r'viewBox="0 0 \S+ (\S+)"', svg)[0])
+    places = [float(y) for y in re.findall(r' y="([\d.]+)"[^>]*>row \d+ 70', svg)]
+    assert len(places) == 40
+    assert max(places) < height
 
 
 def test_a_metric_that_nobody_measured_is_one_sentence(tmp_path):

@@ -10,7 +10,7 @@ from factories import refused
 
 from fedmend.comparison.fairness import TableRow
 from fedmend.comparison.paper_table import PaperTable, costs_of
-from fedmend.comparison.table_pages import FILES, write_paper_table
+from fedmend.comparison.table_pages import FILES, latex, write_paper_table
 from fedmend.records.run_folder import RunFiles
 
 
@@ -169,6 +169,7 @@ def test_latex_escapes_what_it_would_read_as_commands(table, tmp_path):
     text = (tmp_path / "comparison.tex").read_text()
     assert r"Own \& only & 75.0 $\pm$ 7.1 & 88.5" in text
     assert r"job\_x" in text
+    assert latex(dataclasses.replace(table, left_out={}, name="a<b|c>")).count("a$<$b$|$c$>$") == len(table.parts())
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 3
     assert not re.search(r"(?<!\\)[_#]", re.sub(r"(?m)^%.*$", "", text))
 
