@@ -24,6 +24,7 @@ CHECKLISTS = Path(__file__).with_name("checklists.json")
 YOURS = "you must write this"
 SYNTHETIC_HERE = "The model or the images are synthetic; the numbers say nothing about patients."
 SYNTHETIC = "Every image behind this model is synthetic; the numbers say nothing about patients."
+MIXED = "Some images behind this model are synthetic, others of patients; the numbers say nothing about either."
 PARAPHRASED = "Items are paraphrased; the guideline itself says what each of them asks for."
 LIMITS = (
     "No approval as a medical device.",
@@ -303,7 +304,7 @@ def _ends(ends: Sequence[float] | None) -> str:
 
 def _markdown(card: Mapping[str, Any]) -> str:
     lines = [f"# {markdown(card['title'])}", ""]
-    lines += [f"**PHANTOM data.** {SYNTHETIC}", ""] if card["phantom"] else []
+    lines += [f"**PHANTOM data.** {_synthetic(card)}", ""] if card["phantom"] else []
     for part in _parts(card):
         if not part.words and not part.rows:
             continue
@@ -311,6 +312,11 @@ def _markdown(card: Mapping[str, Any]) -> str:
         if part.rows:
             lines += [_row(part.head), _row(["---"] * len(part.head)), *map(_row, part.rows), ""]
     return "\n".join(lines)
+
+
+def _synthetic(card: Mapping[str, Any]) -> str:
+    real = any(said.get("phantom") is False for said in card["data"].values())
+    return MIXED if real else SYNTHETIC
 
 
 def _row(cells: Sequence[object]) -> str:
@@ -325,5 +331,5 @@ def _page(card: Mapping[str, Any]) -> str:
             body += section(
                 part.anchor, part.title, words, table(part.title, part.head, part.rows) if part.rows else ""
             )
-    below, name = phantom_note(SYNTHETIC) if card["phantom"] else "", card["model"]["name"]
+    below, name = phantom_note(_synthetic(card)) if card["phantom"] else "", card["model"]["name"]
     return whole_page(f"Model card of {name}", below, body, "FedMend model card", phantom=card["phantom"])

@@ -14,6 +14,10 @@ from fedmend.report.parts import find_parts
 from fedmend.report.tables import comparison
 
 REPORT_NAME = "report.html"
+PHANTOM_MIXED = (
+    "Images of {} are synthetic, those of {} are not. The numbers of both together say nothing about patients; the "
+    "model has learnt from patients all the same."
+)
 PHANTOM_SENTENCE = (
     "Every image of this run is synthetic. The numbers show that the software works; "
     "they say nothing about patients, hospitals or the quality of the method."
@@ -58,10 +62,18 @@ def summary_text(run_dir: Path) -> str:
     run = load_run(run_dir)
     lines = [f"{run.info['run_name']}: {run.info['method']}, {', '.join(_facts(run))}"]
     if run.info["phantom"]:
-        lines.append(f"PHANTOM: {PHANTOM_SENTENCE}")
+        lines.append(f"PHANTOM: {_synthetic(run)}")
     for part in find_parts():
         lines += part.lines(run)
     return "\n".join([*lines, f"report: {run.folder / REPORT_NAME}"]) + "\n"
+
+
+def _synthetic(run: RunFiles) -> str:
+    """What is said of a run on a phantom, of which some sites may have had images of patients."""
+    told = {site: said["phantom"] for site, said in run.info["sites"].items() if "phantom" in said}
+    if all(told.values()):
+        return PHANTOM_SENTENCE
+    return PHANTOM_MIXED.format(*(", ".join(sorted(s for s, f in told.items() if f is flag)) for flag in (True, False)))
 
 
 def _facts(run: RunFiles) -> list[str]:
@@ -79,7 +91,7 @@ def _below(run: RunFiles) -> str:
     facts = [f"Method {info['method']}", *_facts(run)]
     facts += [f"{name} {info[name]}" for name in ("seed", "started") if name in info]
     below = f"<p class='sub'>{escape(' · '.join(facts))}</p>"
-    below += phantom_note(PHANTOM_SENTENCE) if info["phantom"] else ""
+    below += phantom_note(_synthetic(run)) if info["phantom"] else ""
     settings = [(k, compact(v)) for k, v in info.get("settings", {}).items()]
     if settings:
         below += f"<details><summary>Settings ({len(settings)})</summary>"

@@ -133,7 +133,11 @@ def read_census(results: Mapping[str, SiteResult], classes: Sequence[str], *, go
         has = ", ".join(described[site]["annotated"])
         LOG.info("%s%s annotates %s, %s samples", prefix, site, has, told["sizes"]["train"])
     sizes = {site: dict(result.census["sizes"]) for site, result in results.items()}
-    phantom = any(bool(result.census["phantom"]) for result in results.values())
+    synthetic = {site: bool(result.census["phantom"]) for site, result in results.items()}
+    phantom = any(synthetic.values())
+    if phantom and not all(synthetic.values()):  # nobody may read that no patient is in the run
+        for site, flag in synthetic.items():
+            described[site]["phantom"] = flag
     data = {site: dict(result.census["data"]) for site, result in results.items()}
     wanted = {site: result.census["min_federation"] for site, result in results.items()}
     keepers = [site for site, result in results.items() if result.census.get(KEEP_MODEL)]

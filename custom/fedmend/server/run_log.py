@@ -75,6 +75,10 @@ class RunLog:
                 f"{name} {value} at {site}" for name, by_site in different.items() for site, value in by_site.items()
             ]
             self.warn(f"sites prepare their images differently, expected one way: {', '.join(said)}")
+        told = {site: said["phantom"] for site, said in census.described.items() if "phantom" in said}
+        if told:
+            named = (", ".join(site for site, flag in told.items() if flag is wanted) for wanted in (True, False))
+            self.warn("data are synthetic at {}, and of patients at {}; the run counts as PHANTOM".format(*named))
         if site := census.chooser:
             self.warn(
                 f"{site} has {census.sizes[site]['val']} validation samples, more than all others: thresholds,"

@@ -12,6 +12,7 @@ from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.package import Package, model_card
 from fedmend.package.model_card import CHECKLISTS, write_card
 from fedmend.records.package_files import write_package
+from fedmend.report.report import write_report
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -19,14 +20,14 @@ BOTH = {"site-1": [1, 0], "site-2": [0, 1]}
 SCHEMA = json.loads(CHECKLISTS.with_name("model_card.schema.json").read_text())
 
 
-def answers(*, phantom=False):
+def answers(*, phantom=()):
     """Sites that repair labels; people of site-1 alone tell what they think of it."""
     plain = plain_answers(BOTH)
 
     def answer(site, question, weights, task, evaluate):
         result = plain(site, question, weights, task, evaluate)
         if question == CENSUS:
-            result.census["phantom"] = phantom
+            result.census["phantom"] = site in phantom
             return result
         own = np.array(BOTH[site])
         result.repairs = {k: (1 - own) * n for k, n in (("positive", 3), ("negative", 2), ("untagged", 1))}
@@ -182,10 +183,22 @@ def test_the_items_of_tripod_ai_have_the_letters_of_the_checklist():
 
 
 def test_a_card_of_synthetic_data_says_so_in_every_title(tmp_path):
-    run = Run(tmp_path, FedAvgWorkflow(), list(BOTH), answers(phantom=True))
+    run = Run(tmp_path, FedAvgWorkflow(), list(BOTH), answers(phantom=BOTH))
     assert card_of(run.folder / "run-1.fedmend", tmp_path)["title"] == "PHANTOM Model card of run-1"
     assert (tmp_path / "run-1-card.md").read_text().startswith("# PHANTOM Model card of run-1\n")
     assert "<title>PHANTOM " in (tmp_path / "run-1-card.html").read_text()
+
+
+def test_a_run_on_synthetic_images_and_those_of_patients_says_so_everywhere(tmp_path, caplog):
+    run = Run(tmp_path, FedAvgWorkflow(), list(BOTH), answers(phantom=["site-2"]))
+    assert "data are synthetic at site-2, and of patients at site-1; the run counts as PHANTOM" in caplog.text
+    page = write_report(run.folder).read_text()
+    assert "Images of site-2 are synthetic, those of site-1 are not." in page
+    _, *cards = write_card(Package(run.folder / "run-1.fedmend"), tmp_path)
+    for text in (page, *(card.read_text() for card in cards)):
+        assert "PHANTOM" in text
+        assert "Every image" not in text
+    assert all("Some images behind this model are synthetic, others of patients" in c.read_text() for c in cards)
 
 
 def test_words_of_a_site_are_text_in_the_pages(run, tmp_path):

@@ -130,7 +130,12 @@ def test_lesions_are_described_where_they_were_counted():
 def test_one_site_with_synthetic_data_makes_a_phantom_run():
     results = {site: census([1, 1]) for site in FOUR}
     results["site-3"].census["phantom"] = True
-    assert read_census(results, CLASSES, goes_on=False).phantom is True
+    read = read_census(results, CLASSES, goes_on=False)
+    assert read.phantom is True
+    assert [read.described[site]["phantom"] for site in FOUR] == [site == "site-3" for site in FOUR]
+    for site in FOUR:
+        results[site].census["phantom"] = True
+    assert "phantom" not in read_census(results, CLASSES, goes_on=False).described["site-3"]
 
 
 def test_a_class_that_no_site_annotates_is_refused_unless_an_earlier_job_has_learnt_it():
