@@ -56,11 +56,18 @@ def completeness(run: RunFiles) -> Section:
     for site in sorted(estimate, key=lambda site: (estimate[site], site)):
         row = [site, sites[site]["annotated"], sites[site]["predicted"], estimate[site], ranks.get(site)]
         rows.append(row + ([true.get(site), _beside(ranks.get(site), true_ranks.get(site))] if true else []))
-    least = rows[0][0]
+    lowest = min(estimate.values())
+    least = sorted(site for site, value in estimate.items() if value == lowest)
     words = (
         f"After round {round_num}, every site counted the lesions that it has marked and those that the global model"
-        f" finds in the same slices. By the estimate, {least} has left the largest share of its lesions unmarked."
+        " finds in the same slices."
     )
+    if lowest >= 1:
+        words += " At no site does the model find more than are marked."
+    elif len(least) == 1:
+        words += f" By the estimate, {least[0]} has left the largest share of its lesions unmarked."
+    else:
+        words += f" By the estimate, {' and '.join(least)} have left equal shares of their lesions unmarked, none more."
     if true:
         same = sum(ranks[site] == true_ranks[site] for site in true)
         words += f" {same} of {len(true)} sites are at their true place."
@@ -206,6 +213,10 @@ def corrections(run: RunFiles) -> Section:
     if not (added or any(events.values())):
         return Section()
     rows, rest, known = [], [], []
+    first: dict[str, int] = {}
+    for record in run.repairs:
+        if record["positive"] or record["negative"]:
+            first.setdefault(record["site"], record["round"])
     for site in sorted(run.info["sites"]):
         trigger, corrected, spared = (events[what].get(site) for what in EVENTS)
         if trigger is None and corrected is None and site not in added:
@@ -217,6 +228,7 @@ def corrections(run: RunFiles) -> Section:
             known.append(counts)
         total, right, missing = (counts.get(name) for name in COUNTED[:3])
         shares = _share(right, total), _share(right, missing)
+        corrected = first.get(site) if corrected is None else corrected  # not all methods decide on it
         done = td("waits", "no n") if corrected is None else corrected
         rows.append([site, trigger, done, total, right, missing, *shares])
     sums = [sum(c[name] for c in known) if known else None for name in ("positive", "correct_positive", "missing")]

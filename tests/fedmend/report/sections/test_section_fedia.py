@@ -116,7 +116,7 @@ def test_structures_of_a_site_are_added_up():
     run = make_lesion_run(decisions=[], repairs=repairs, known=known, classes=["liver", "spleen", "kidneys"])
     section = corrections(run)
     assert rows_in(section)[0][3:6] == ["pixels added", "of these right", "unmarked structure"]
-    assert rows_in(section)[1][:6] == ["site-2", "n/a", "waits", "12", "10", "40"]
+    assert rows_in(section)[1][:6] == ["site-2", "n/a", "3", "12", "10", "40"]
     assert completeness_lines(run)[-1] == "Pixels added: 12, precision 0.833, recall 0.250"
 
 
@@ -194,3 +194,17 @@ def test_models_that_find_nothing_have_curves_at_zero():
     section = iou(make_lesion_run(decisions=decisions))
     assert "site-1 from 0.00 to 0.00" in section
     assert "−" not in section  # no axis below 0
+
+
+@pytest.mark.parametrize(
+    ("estimates", "words"),
+    [
+        ((0.5, 0.5, 0.9), "site-1 and site-2 have left equal shares of their lesions unmarked, none more."),
+        ((1.0, 1.2, 1.0), "At no site does the model find more than are marked."),
+    ],
+)
+def test_no_site_is_said_to_leave_out_more_than_the_estimates_show(estimates, words):
+    value = {
+        site: {"annotated": 9, "predicted": 9, "estimate": e} for site, e in zip(LESION_SITES, estimates, strict=True)
+    }
+    assert words in completeness(make_lesion_run(decisions=[{"round": 2, "what": "completeness", "value": value}]))
