@@ -26,9 +26,12 @@ SYNTHETIC_HERE = "The model or the images are synthetic; the numbers say nothing
 SYNTHETIC = "Every image behind this model is synthetic; the numbers say nothing about patients."
 MIXED = "Some images behind this model are synthetic, others of patients; the numbers say nothing about either."
 PARAPHRASED = "Items are paraphrased; the guideline itself says what each of them asks for."
+CHOSEN = (
+    "Thresholds were chosen on the validation splits of the sites that trained it; check them on your own data first."
+)
 LIMITS = (
     "No approval as a medical device.",
-    "Thresholds were chosen on the validation splits of the sites that trained it; check them on your own data first.",
+    CHOSEN,
     "The metrics are of the same sites: they say nothing about other hospitals, scanners or groups of patients.",
     "Repaired labels are an aid to training, and no annotations.",
 )
@@ -91,7 +94,7 @@ def model_card(package: OpenedPackage, evaluation: Path | None = None) -> dict[s
         "versions": info.get("versions", {}),
         "lineage": _lineage(info.get("parent")),
         "intended_use": dict.fromkeys(PEOPLE, YOURS),
-        "limits": list(LIMITS),
+        "limits": [words for words in LIMITS if words is not CHOSEN or _some_chosen(info.get("thresholds", {}))],
     }
     return card | {"checklists": _checklists(card)}
 
@@ -161,6 +164,12 @@ def _held_back(run: RunFiles) -> dict[str, dict[str, list[str]]]:
             if names := [name for name, flag in flags if flag]:
                 found.setdefault(split, {})[site] = names
     return found
+
+
+def _some_chosen(chosen: Mapping[str, list]) -> bool:
+    """Whether a validation split has chosen the threshold of any class; masks and single labels have none."""
+    reasons = chosen.get("not_fitted") or [""] * len(chosen.get("threshold", ()))
+    return "" in reasons
 
 
 def _thresholds(chosen: Mapping[str, list]) -> dict[str, list]:

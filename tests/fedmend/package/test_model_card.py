@@ -88,6 +88,10 @@ def test_a_threshold_that_was_not_fitted_is_a_reason_and_no_number(run, tmp_path
     text = (tmp_path / "x-card.md").read_text()
     assert "| a | 0.250 | 0.125 to 0.375 | 1.500 |\n| b | n/a: 7 positives, 10 needed |  |  |\n" in text
     jsonschema.validate(card, SCHEMA)
+    assert model_card.CHOSEN in card["limits"]
+    for none in ({}, about["thresholds"] | {"not_fitted": ["0 positives, 10 needed"] * 2}):
+        write_package(tmp_path / "y.fedmend", about | {"thresholds": none}, {"a": np.ones(1, np.float32)})
+        assert "Thresholds were chosen" not in str(card_of(tmp_path / "y.fedmend", tmp_path)["limits"])
 
 
 def test_classes_that_a_site_holds_back_are_named_with_the_reason(run, tmp_path):
