@@ -299,7 +299,7 @@ TABLE[WATCH, ANY] = {
 TABLE[WATCH, LABELS] = {
     "few samples": Rule(
         why.few_samples,
-        "The smallest sites of a measured federation had about as many.",
+        "The smallest sites of a measured federation had about 190.",
         Evidence(MISSING_PAGE, CT, "about 190 training slices at a site"),
     ),
     "few positives": Rule(why.few_positives, "Expect little of these classes.", NOT_MEASURED),

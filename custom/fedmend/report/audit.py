@@ -52,8 +52,9 @@ def _counts(counted: Mapping[str, SiteLabels], heads: Sequence[str], classes: Se
     rows = []
     for c, name in enumerate(classes):
         numbers = {site: labels.counts[:, c] for site, labels in counted.items()}
-        having = sum(bool(n[0] and n[1]) for n in numbers.values())
-        found = td(f"{having} of {len(counted)}") if having else td("no site", "bad")
+        having = sum(bool(n[1] > 0) for n in numbers.values())
+        untold = any(n[1] == HELD_BACK for n in numbers.values())  # it may be none
+        found = td(f"{'≥ ' * untold}{having} of {len(counted)}") if having or untold else td("no site", "bad")
         total = _sum(np.array([*numbers.values()]).reshape(-1, len(COUNTS)))
         rows.append([name, *(_cell(n, counted[site].samples) for site, n in numbers.items()), total, found])
     samples = [site.samples for site in counted.values()]

@@ -35,6 +35,12 @@ def test_a_number_that_was_held_back_is_no_zero_and_makes_sums_lower_bounds():
     sites = {"site-1": site((HELD_BACK, 40, HELD_BACK)), "site-2": site((60, HELD_BACK, 40))}
     page = audit_page(sites, ("edema",))
     assert cells(page, "edema")[:3] == ["40 of ? / ? missing", "? of 60 / 40 missing", "≥ 40 of ≥ 60 / ≥ 40 missing"]
+    assert cells(page, "edema")[3].endswith("≥ 1 of 2")
+
+
+def test_a_site_that_may_have_no_positive_sample_is_not_said_to_have_one():
+    sites = {"site-1": site((HELD_BACK, HELD_BACK, HELD_BACK)), "site-2": site((100, 0, 0))}
+    assert cells(audit_page(sites, ("edema",)), "edema")[-1].endswith("≥ 0 of 2")
 
 
 def test_synthetic_labels_are_marked():
