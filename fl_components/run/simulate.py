@@ -20,7 +20,7 @@ from fedmend.errors import FedMendError
 from fedmend.records.progress import PROGRESS
 from fedmend.records.run_folder import DECISIONS, RUN_FOLDER, read_lines
 from fedmend.repairs.ledger import read_verdicts
-from fedmend.report.tables import mean_and_sd
+from fedmend.report.tables import mean_and_sd, shown
 from fedmend.site.config import CONFIG_NAME, PHANTOM
 from fl_components.console import last_error
 from fl_components.job.folder import UNCHANGED, Changes, configured, list_receivers
@@ -194,12 +194,14 @@ def _stopped(log: Path) -> list[str]:
 
 
 def seed_lines(runs: Sequence[Mapping]) -> list[str]:
-    """Lines ``split metric mean ± sd`` in points (0-100) over the final macro metrics of several runs."""
-    lines = []
-    for split in runs[0]["final"]:
-        for metric in runs[0]["final"][split]:
-            values = [run["final"][split][metric] for run in runs if run["final"][split][metric] is not None]
-            if values:
-                mean, sd = mean_and_sd(values, digits=2)
-                lines.append(f"{split} {metric.upper() if metric != 'map' else 'mAP'}: {mean} ± {sd or '0.00'}")
+    """Lines ``split metric mean ± sd`` in points (0-100) over the final macro metrics of several runs; n/a where a run
+    lacks the metric."""
+    lines, finals = [], [run["final"] for run in runs]
+    for split in dict.fromkeys(split for final in finals for split in final):
+        of_split = [final.get(split, {}) for final in finals]
+        for metric in dict.fromkeys(metric for macro in of_split for metric in macro):
+            values = [macro.get(metric) for macro in of_split]
+            if any(value is not None for value in values):
+                name = metric.upper() if metric != "map" else "mAP"
+                lines.append(f"{split} {name}: {shown(*mean_and_sd(values, digits=2))}")
     return lines

@@ -265,8 +265,10 @@ def test_mean_and_deviation_over_seeds():
     runs = [
         {"final": {"test": {"auc": auc, "map": ap, "bacc": None}}} for auc, ap in ((0.7, 0.5), (0.8, None), (0.9, 0.6))
     ]
-    assert seed_lines(runs) == ["test AUC: 80.00 ± 10.00", "test mAP: 55.00 ± 7.07"]
-    assert seed_lines(runs[:1]) == ["test AUC: 70.00 ± 0.00", "test mAP: 50.00 ± 0.00"]
+    assert seed_lines(runs) == ["test AUC: 80.00 ± 10.00", "test mAP: n/a"]  # as in all tables
+    assert seed_lines(runs[:1]) == ["test AUC: 70.00", "test mAP: 50.00"]  # one seed has no deviation
+    runs[1]["final"]["val"] = {"auc": 0.5}
+    assert seed_lines(runs)[-1] == "val AUC: n/a"
 
 
 def test_a_workspace_with_verdicts_of_people_is_not_emptied(tmp_path):
