@@ -157,7 +157,8 @@ def sentences(differences: Sequence[Difference], metric: str) -> list[str]:
             lines.append(f"{d.first} against {d.second}: {short_name(metric)} cannot be measured")
             continue
         value, low, high = found
-        verdict = "not certain" if low <= 0 <= high else "higher" if value > 0 else "lower"
+        # A bootstrap may leave the value itself out of its interval, and then nothing is certain either.
+        verdict = "higher" if min(value, low) > 0 else "lower" if max(value, high) < 0 else "not certain"
         ends = f"{value:+.3f} ({low:+.3f} to {high:+.3f})"
         lines.append(f"{d.first} against {d.second}: {short_name(metric)} {ends}, {verdict}")
     return lines

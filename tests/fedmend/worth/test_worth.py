@@ -32,8 +32,8 @@ from fedmend.repairs.site_run import LEDGER_NAME, save_opened
 from fedmend.worth import page as page_module
 from fedmend.worth import paired
 from fedmend.worth.home import open_home
-from fedmend.worth.page import worth
-from fedmend.worth.paired import _metrics, compare, units_of
+from fedmend.worth.page import sentences, worth
+from fedmend.worth.paired import Difference, _metrics, compare, units_of
 from fedmend.worth.personal import personalise, write_personal
 from fedmend.worth.training import PATIENCE, plan_of, train_at
 from fl_components.cli import main
@@ -309,6 +309,20 @@ def test_without_a_test_split_there_is_no_page(tmp_path, site):
     with refused("site-1: site.json, field splits: expected test to compare models on, got none"):
         worth(package, home_of(tmp_path, package, site), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        ((0.02, 0.01, 0.03), "higher"),
+        ((-0.02, -0.03, -0.01), "lower"),
+        ((0.02, -0.01, 0.03), "not certain"),
+        ((0.01, -0.03, -0.01), "not certain"),
+    ],
+)
+def test_a_lead_is_certain_only_on_the_side_on_which_its_interval_is(found, verdict):
+    (line,) = sentences([Difference("personalised", "federated", {"auc": found})], "auc")
+    assert line.endswith(f", {verdict}")
 
 
 def test_two_models_that_are_one_differ_by_nothing(tmp_path, site):
