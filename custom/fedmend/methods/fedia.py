@@ -47,7 +47,7 @@ threshold (``volume_prior``).
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar
@@ -322,11 +322,11 @@ class FedIAWorkflow(Settings, Workflow):
                 fed.memory.completeness = self._estimate(fed)  # Eqs. (3) and (6)
             if r < self.warmup_rounds:  # stage 1, Eq. (1)
                 self._train(fed, WARMUP)
-            elif uncorrected(fed.memory):  # stage 2, Eqs. (4)-(7)
+            elif uncorrected(fed.memory, fed.sites):  # stage 2, Eqs. (4)-(7)
                 self._train(fed, CORRECTION)
             else:  # stage 3, Eq. (1)
                 self._train(fed, CORRECTED)
-        if left := uncorrected(fed.memory):
+        if left := uncorrected(fed.memory, fed.sites):
             fed.record("not_corrected", left)
             words = "their IoU never fell behind its line, corrections were too large, or the job has none"
             fed.warn(f"not corrected by the end: {', '.join(left)}; {words}")
@@ -376,6 +376,8 @@ class FedIAWorkflow(Settings, Workflow):
         fed.memory.correction |= said
 
 
-def uncorrected(memory: FedIAWorkflow.Memory) -> list[str]:
-    """Sites that have not corrected and may yet: not those that are spared, nor those without a line to fall behind."""
-    return [site for site in sorted(memory.completeness) if memory.correction.get(site) not in (DONE, EXEMPT)]
+def uncorrected(memory: FedIAWorkflow.Memory, sites: Collection[str]) -> list[str]:
+    """Of these sites those that have not corrected and may yet: not those that are spared, nor those without a line to
+    fall behind."""
+    told = memory.correction
+    return [site for site in sorted(memory.completeness) if site in sites and told.get(site) not in (DONE, EXEMPT)]

@@ -386,9 +386,9 @@ def test_sites_that_have_corrected_or_are_spared_are_waited_for_no_longer():
     memory = FedIAWorkflow.Memory(
         {"d": 0.4, "a": 0.1, "b": 0.2, "c": 0.3, "e": 0.5}, {"a": DONE, "b": EXEMPT, "c": WAITS}
     )
-    assert uncorrected(memory) == ["c", "d", "e"]
+    assert uncorrected(memory, memory.completeness) == ["c", "d", "e"]
     memory.correction |= {"c": DONE, "d": TRIGGERED, "e": DONE}
-    assert uncorrected(memory) == ["d"]
+    assert uncorrected(memory, memory.completeness) == ["d"]
 
 
 def test_a_warm_up_too_short_for_a_line_is_refused():

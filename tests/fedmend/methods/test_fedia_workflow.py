@@ -186,3 +186,13 @@ def test_a_report_that_breaks_the_aggregation_is_refused(tmp_path, report, sente
     run = play(tmp_path, answers(change=change), min_sites=2)
     assert run.stopped == ""
     assert run.decisions("refused")[0] == (0, {"site": "site-2", "reason": f"site-2: {sentence}"})
+
+
+def test_a_site_that_the_job_goes_on_without_is_not_waited_for(tmp_path):
+    progress = {0: (WAITS,) * 3, 2: (DONE, DONE, WAITS)}
+    assert play(tmp_path, answers(progress), rounds=4).stages[-2] == (TRAIN, 3, "correction")
+    given = {"num_rounds": 6, "job": "job-2", "allow_changes": ["num_rounds"], "max_site_share": 1}
+    workflow = FedIAWorkflow(warmup_rounds=2)
+    again = Run(tmp_path, workflow, ["site-1", "site-2"], answers(progress), classes=["lesion"], **given)
+    assert [stage for stage in again.stages if stage[0] == TRAIN] == [(TRAIN, 4, "corrected"), (TRAIN, 5, "corrected")]
+    assert again.decisions("not_corrected") == []
