@@ -8,7 +8,7 @@ model, the initial weights all that time, trains on all samples but those of fol
 rounds gives their out-of-sample probabilities. The last round of all finds the samples whose label is an issue. In the
 rounds that are left, federated averaging goes on without them, weighted by the samples that are kept. So a run has no
 more epochs than one of another method with as many rounds. A site that missed rounds keeps the samples that it could
-not judge. Original labels are never changed.
+not judge, and every site those whose label a person has confirmed or corrected. Original labels are never changed.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from fedmend.averaging import Contributions
 from fedmend.errors import FedMendError, not_installed
 from fedmend.fields import UNBOUNDED, Field, Report
+from fedmend.labels import NOT_ANNOTATED
 from fedmend.learning.inference import infer
 from fedmend.method import Federation, RoundTask, Site, Workflow
 from fedmend.methods.baselines import SingleLabelFedAvgRound, keep_model, own_model
 from fedmend.methods.shared.settings import Range, Settings
-from fedmend.methods.shared.singlelabel import SingleLabelMethod, class_numbers
+from fedmend.methods.shared.singlelabel import SingleLabelMethod
 
 VALIDATE, CLEANED = "validate", "cleaned"
 PROBABILITIES, KEPT = "probabilities", "kept"  # arrays in the site's state
@@ -57,7 +58,8 @@ class ConfidentLearningRound(SingleLabelFedAvgRound):
     def _fold(self) -> Tensor:
         """(N,) fold of each sample."""
         generator = self.site.generator(replace(self.task, round_num=0), "folds")
-        labels = torch.from_numpy(class_numbers(self.site, self.labels()))
+        # By the labels of the data set: what people say between two folds must not move a sample to another one.
+        labels = torch.from_numpy(self.site.data.train.labels.argmax(1))
         return stratified_folds(labels, self._folds, generator)
 
     @cached_property
@@ -67,7 +69,7 @@ class ConfidentLearningRound(SingleLabelFedAvgRound):
         kept = self._last(KEPT)
         if kept is None:
             raise FedMendError("label issues: expected what the cross-validation left in the site's state, not found")
-        return torch.from_numpy(np.flatnonzero(kept))
+        return torch.from_numpy(np.flatnonzero(kept | self._fixed()))
 
     def samples(self) -> Tensor:
         """Those of the other folds, or those that are kept."""
@@ -93,9 +95,14 @@ class ConfidentLearningRound(SingleLabelFedAvgRound):
         self._save(PROBABILITIES, probabilities)
         kept = np.ones(len(fold), dtype=bool)
         if self._number + 1 == self._folds:
-            kept = ~label_issues(self.target.cpu().numpy(), probabilities)
+            kept = ~label_issues(self.target.cpu().numpy(), probabilities) | self._fixed()
         self._save(KEPT, kept)  # after every fold, so that a site that misses the last one can go on
         return kept
+
+    def _fixed(self) -> np.ndarray:
+        """(N,) bool: samples whose label people have fixed."""
+        nothing = np.full_like(self.site.data.train.labels, NOT_ANNOTATED)
+        return (self.site.ledger.judged(nothing) != NOT_ANNOTATED).any(1)
 
     def _last(self, name: str) -> np.ndarray | None:
         return self.site.state.last_array(name, before=self.task.round_num, fingerprint=self._fingerprint)

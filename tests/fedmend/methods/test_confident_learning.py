@@ -24,6 +24,7 @@ from fedmend.methods.confident_learning import (
     label_issues,
     stratified_folds,
 )
+from fedmend.repairs.verdicts import ACCEPT, RELABEL, Verdict
 
 CLASSES = [0, 1, 0, 0, 1, 0, 1, 0]
 SETTINGS = {"folds": np.int64(2), "rounds_per_fold": np.int64(1)}
@@ -174,6 +175,33 @@ def test_folds_know_nothing_of_each_other_by_the_moments_of_adam(tmp_path, clean
         works = [play(method, TinyNetwork(3), site, number, keep_moments=keep)[0] for number in range(2)]
         weights.append(state_of(works[1].model))
     assert same(*weights)
+
+
+def fixed(site, sample, label_class, word=RELABEL):
+    site.ledger.judge(Verdict(sample, label_class, word, -1, 1, reviewer="AB"))
+
+
+def test_what_people_say_between_two_folds_moves_no_sample_to_another_fold(site_of, cleanlab):
+    site, model, method = site_of(CLASSES), TinyNetwork(3), ConfidentLearning()
+    first = play(method, model, site, 0)[0].samples().tolist()
+    fixed(site, 0, 1)
+    second = play(method, model, site, 1)[0].samples().tolist()
+    assert sorted(first + second) == list(range(8))
+    assert cleanlab[0][0].tolist() == [1, *CLASSES[1:]]
+
+
+@pytest.mark.parametrize("word", [ACCEPT, RELABEL])
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_sample_whose_label_a_person_has_fixed_is_kept(site_of, cleanlab, number, word):
+    site, model, method = site_of(CLASSES), TinyNetwork(3), ConfidentLearning()
+    reports = []
+    for r in range(3):
+        if r == number:
+            fixed(site, 7, 0 if word == ACCEPT else 1, word)  # the stand-in's issue
+        work, report = play(method, model, site, r, CLEANED if r == 2 else VALIDATE)
+        reports.append(int(report["kept"]))
+    assert work.samples().tolist() == list(range(8))
+    assert reports == [8, 8 if number == 0 else 7, 8]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cleanlab") is None, reason="needs the extra cleanlab")
