@@ -28,7 +28,8 @@ This is our form of RoFL: how FedNoRo's authors adapted it was not published.
 - D6 the pass of the received model is on plain images.
 
 A class whose centroid nobody knows is nobody's nearest. Labels are not written over: the last target of a round that is
-not y is in the ledger. Passes per training sample and round: E forward-backward and 1 inference.
+not y is in the ledger. A label that people have fixed, and one in whose place they have rejected the received model's,
+stays. Passes per training sample and round: E forward-backward and 1 inference.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,7 @@ from torch import Tensor, nn
 
 from fedmend.averaging import mean_over_sites
 from fedmend.fields import OF_MEANS, UNBOUNDED, Field, Report
+from fedmend.labels import NOT_ANNOTATED
 from fedmend.learning.inference import infer
 from fedmend.method import Federation, RoundTask, Site, Workflow
 from fedmend.methods.shared.settings import Count
@@ -84,7 +86,8 @@ class RoFLRound(SingleLabelRound):
         super().__init__(method, model, task, site)
         features, logits = infer(model, site.data.train, site)
         probability, pseudo = logits.softmax(1).max(1)
-        self._pseudo, self._confidence = pseudo.to(site.device), probability.numpy()
+        self._pseudo = torch.where(settled(site, pseudo).to(site.device), self.target, pseudo.to(site.device))
+        self._confidence = probability.numpy()
         self._centroids = self._received(features.to(site.device))
         self._used = self.target.clone()  # last target of each sample
         early = method.early(task.total_rounds)
@@ -130,7 +133,7 @@ class RoFLRound(SingleLabelRound):
 
     def report(self) -> Report:
         """Writes the labels that the round changed into the ledger; centroids and their counts leave."""
-        site, labels = self.site, self.site.data.train.labels
+        site, labels = self.site, self.labels()
         site.ledger.undo(rule=RULE)  # a sample may be back at its own label
         repairs = class_changes(labels, self._used.cpu().numpy(), self._confidence)
         site.ledger.record(RULE, self.task.ledger_round, labels, repairs)
@@ -156,6 +159,13 @@ class RoFL(SingleLabelMethod):
     def early(self, total_rounds: int) -> int:
         """T of a run with so many rounds."""
         return min(self.early_rounds, max(round(0.1 * total_rounds), 1))
+
+
+def settled(site: Site, pseudo: Tensor) -> Tensor:
+    """(N,) bool: samples whose label people have fixed, or for which they have rejected these (N,) class numbers."""
+    nothing = np.full_like(site.data.train.labels, NOT_ANNOTATED)
+    fixed = (site.ledger.judged(nothing) != NOT_ANNOTATED).any(1)
+    return torch.from_numpy(fixed | site.ledger.banned()[np.arange(len(fixed)), pseudo.cpu().numpy(), 1])
 
 
 def class_means(features: Tensor, classes: Tensor, number: int) -> tuple[Tensor, Tensor]:

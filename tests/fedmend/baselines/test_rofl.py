@@ -8,6 +8,7 @@ from torch_factories import Says, make_task
 
 from fedmend.baselines.rofl import RULE, RoFL, RoFLWorkflow, class_means, merged_centroids, moved, nearest, smallest
 from fedmend.messages import TRAIN
+from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, Verdict
 
 # Rows are features and logits at once. The fourth sample has label 0, but looks like class 1.
 TABLE = [[2.0, 0, 0], [0, 3, 0], [0, 0, 2], [0, 2, 1]]
@@ -137,6 +138,22 @@ def test_changed_labels_are_in_the_ledger_and_leave_it_when_they_change_back(sit
         [np.exp(2) / (1 + np.e + np.exp(2))] * 2
     )
     assert (site.ledger.repairs() == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("label_class", "word", "rule", "target"),
+    [(0, ACCEPT, "", 0), (2, RELABEL, "", 2), (1, REJECT, RULE, 0), (2, REJECT, RULE, 1)],
+)
+def test_what_people_have_fixed_or_rejected_stands_above_the_received_model(site_of, label_class, word, rule, target):
+    site = site_of(CLASSES)
+    site.ledger.judge(Verdict(3, label_class, word, -1, 1, rule, 0, "AB"))
+    work = RoFL().start(Says(TABLE), make_task(round_num=19, total_rounds=20, centroids=CENTROIDS), site)
+    list(work.batches(0))
+    loss = work.loss(torch.tensor([3]))
+    work.report()
+    assert loss.item() == pytest.approx(expected_loss([3], [target]), rel=1e-5)
+    assert site.ledger.apply(site.data.train.labels).argmax(1).tolist() == [0, 1, 2, target]
+    assert len(site.ledger.in_force()) == (2 if target == 1 else 0)
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
