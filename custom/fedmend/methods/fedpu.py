@@ -82,7 +82,7 @@ def positive_unlabelled_risk(logits: Tensor, positive: Tensor, known: Tensor, pr
     taken_back = prior * (positive * other).sum(0) / labelled
     # l_c can be below 0, as 1 - p + .01 can exceed 1: without a prior there is nothing to bound.
     summed = torch.where(prior > 0, (by_class - taken_back).clamp(min=0), by_class).sum()
-    elsewhere = ((1 - unlabelled) * other * ~known).sum() / (labelled * (~known).sum().clamp(min=1))
+    elsewhere = ((1 - unlabelled - positive) * other * ~known).sum() / (labelled * (~known).sum().clamp(min=1))
     return summed + prior[known][0] * elsewhere
 
 

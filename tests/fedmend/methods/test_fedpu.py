@@ -10,6 +10,7 @@ from torch_factories import Says, TinyNetwork, make_single_site, make_task
 from fedmend.learning.training import LocalTrainer
 from fedmend.methods.fedpu import FedPU
 from fedmend.methods.labelsets import LabelSetFedAvg
+from fedmend.repairs.verdicts import RELABEL, Verdict
 
 LABELS = [0, 1, -1, 0]  # class 2 is unknown
 P = np.array([0.5, 0.3, 0.2])
@@ -73,6 +74,14 @@ def test_what_is_taken_back_of_a_class_never_exceeds_its_risk(site_of):
     second = other(0.6) / 2 - other(0.5) / 3
     elsewhere = (2 * other(0.05) + other(0.2)) / 3
     assert loss == pytest.approx(entropy + second + elsewhere, rel=1e-5)
+
+
+def test_an_unknown_class_that_a_person_gave_an_image_is_not_taken_from_it(site_of):
+    site = site_of([*LABELS, -1])
+    site.ledger.judge(Verdict(2, 2, RELABEL, -1, 1, reviewer="AB"))
+    loss = step(FedPU(local_iterations=1, hidden_share=0.2), site, np.log([P] * 5), [0, 2])[0]
+    entropy = -(math.log(0.5) + math.log(0.2)) / 2
+    assert loss == pytest.approx(entropy + 0.5 * other(0.2) / 2, rel=1e-5)  # the first image alone is none of class 2
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4])
