@@ -126,9 +126,10 @@ class ClosedFormWorkflow(Settings, Workflow):
 
     @dataclass
     class Memory:
-        """``noisy``: sites without a part in the mean."""
+        """``noisy``: sites without a part in the mean; ``judged``: all that were there when they were told apart."""
 
         noisy: list[str] = field(default_factory=list)
+        judged: list[str] = field(default_factory=list)
 
     judge: bool = False
 
@@ -153,7 +154,10 @@ class ClosedFormWorkflow(Settings, Workflow):
             if self.judge and not r:
                 losses = judged_losses(fed, reports)
                 fed.memory.noisy = sorted({*find_noisy_sites(fed, losses), *(set(fed.sites) - set(losses))})
-            trusted = {site: report for site, report in reports.items() if site not in fed.memory.noisy}
+                fed.memory.judged = list(fed.sites)
+            # A site that came later, when an earlier job of this run had told them apart, has shown nothing.
+            distrusted = {*fed.memory.noisy, *(set(fed.sites) - set(fed.memory.judged) if fed.memory.judged else ())}
+            trusted = {site: report for site, report in reports.items() if site not in distrusted}
             weights, biases = average_heads(trusted or reports)
             if nobody := [fed.classes[c] for c in np.flatnonzero(~weights.any(1))]:
                 fed.record("no_head", nobody)

@@ -219,3 +219,18 @@ def test_a_site_that_nobody_judged_has_no_part_in_later_rounds_either(tmp_path):
     assert not run.stopped
     assert run.decisions("noisy_client_detection")[0][1]["noisy"] == []
     assert run.model["classifier.weight"].tolist() == [[1.0] * 12, [1.0] * 12]
+
+
+def test_a_site_that_came_after_the_judgement_has_no_part_in_the_mean(tmp_path):
+    def answer(site, question, weights, task, evaluate):
+        result = collected_answers(TOLD, **SINGLE)(site, question, weights, task, evaluate)
+        if task.stage == "judge":
+            told = np.array(LOSSES[site], dtype=np.float32)
+            result.report = {"class_loss": told, "class_count": np.array([9, 9])}
+        return result
+
+    first = Run(tmp_path, ClosedFormWorkflow(judge=True), NAMES[:7], answer, num_rounds=1)
+    more = {"num_rounds": 2, "job": "job-2", "allow_changes": ["num_rounds"]}
+    again = Run(tmp_path, ClosedFormWorkflow(judge=True), NAMES, answer, **more)
+    assert (first.stopped, again.stopped) == ("", "")
+    assert again.model["classifier.weight"].tolist() == [[1.0] * 12, [1.0] * 12]
