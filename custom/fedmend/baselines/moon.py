@@ -3,7 +3,8 @@
 Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021. Paper and code compare the output of a projection head
 (256 numbers); here it is the features z that the networks return, as they have no such head. One previous model,
 temperature .5 and mu 1 are those of the code. The first round of a site, and one after a round that it missed, has no
-contrastive term: where both models are the common start, the term has no gradient anyway.
+contrastive term: where both models are the common start, the term has no gradient anyway. A model that an earlier run
+of this name left, from another seed, does not count.
 """
 
 import copy
@@ -31,10 +32,10 @@ class MoonRound(LabelSetFedAvgRound):
         super().__init__(method, model, task, site)
         self._compared: tuple[nn.Module, nn.Module] | None = None
         before = site.state.last_turn(STATE, before=task.round_num)
-        if before is not None and before[0] == task.round_num - 1:
+        if before is not None and before[0] == task.round_num - 1 and before[1].get("seed") == task.seed:
             received = copy.deepcopy(model).eval().requires_grad_(False)
             previous = copy.deepcopy(received)
-            set_weights(previous, before[1])
+            set_weights(previous, before[1]["weights"])
             self._compared = received, previous
 
     def loss(self, index: Tensor) -> Tensor:
@@ -51,7 +52,9 @@ class MoonRound(LabelSetFedAvgRound):
 
     def report(self) -> Report:
         """Keeps the local model for the next round; nothing leaves but the weights."""
-        self.site.state.save_turn(STATE, self.task.round_num, get_weights(self.model))
+        self.site.state.save_turn(
+            STATE, self.task.round_num, {"seed": self.task.seed, "weights": get_weights(self.model)}
+        )
         return {}
 
 

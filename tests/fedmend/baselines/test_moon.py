@@ -79,3 +79,10 @@ def test_without_a_model_of_the_round_before_there_is_no_contrastive_term(site_o
     for r in left:
         finished(method, Says([[0, 1], [1, 0], [0, -1]]), r, site)
     assert added(started(method, Says([[1, 0], [1, 0], [0, 1]]), round_num, site), Says(np.ones((3, 2)))) == 0
+
+
+def test_a_model_that_an_earlier_run_with_another_seed_left_does_not_count(site_of, plain):
+    site, method = site_of(MULTI, classes=2), Moon(local_iterations=1)
+    earlier = make_task(round_num=0, seed=order().seed + 1, **order().knowledge)
+    method.start(Says([[0, 1], [1, 0], [0, -1]]), earlier, site).report()
+    assert added(started(method, Says([[1, 0], [1, 0], [0, 1]]), 1, site), Says(np.ones((3, 2)))) == 0
