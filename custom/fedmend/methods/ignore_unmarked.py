@@ -33,11 +33,11 @@ class IgnoreUnmarkedRound(SliceRound):
 
     def __init__(self, method: "IgnoreUnmarked", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
-        masks = site.data.train.masks
+        masks = site.ledger.apply(site.data.train.masks)  # with what people have accepted
         counts = np.ones(masks.shape, dtype=bool)
         if task.round_num >= method.warmup_share * task.total_rounds:
             for index, probability in infer_masks(model, site.data.train, site):
-                counts[index] = (masks[index] > 0) | (probability <= method.threshold)
+                counts[index] = masks[index] | (probability <= method.threshold)
         self._counts = torch.from_numpy(counts)
 
     def mask_loss(self, logits: Tensor, marks: Tensor, index: Tensor) -> Tensor:

@@ -40,6 +40,16 @@ def test_unmarked_pixels_that_the_received_model_takes_for_lesion_have_no_gradie
     assert sorted(zip(*np.nonzero(gradient == 0), strict=True)) == sorted(LEFT_OUT)
 
 
+def test_a_pixel_that_people_have_accepted_as_lesion_is_marked_and_counts(tmp_path):
+    site = make_mask_site(tmp_path, MASKS)
+    accepted = MASKS > 0
+    accepted[0, 5, 5] = True
+    site.ledger.apply = lambda masks: accepted
+    task = make_task(round_num=4, total_rounds=10)
+    _, gradient = step(IgnoreUnmarked(augment=False).start(SaysMasks(SURE), task, site))
+    assert sorted(zip(*np.nonzero(gradient == 0), strict=True)) == [(1, 1, 1)]
+
+
 def test_the_loss_is_dice_and_weighted_entropy_of_the_pixels_that_count(tmp_path):
     loss, _ = step(start(tmp_path, entropy_weight=2.0))
     lesion = 61 * 0.2 + 0.9  # of the first slice, but for the pixel that is left out: 63 pixels, two of them marked
