@@ -164,3 +164,62 @@ def test_the_number_of_threads_changes_no_digit_of_the_log_odds_of_many_samples(
     scores = rng.normal(size=20_000) + share
     one, *others = in_several_threads(lambda: log_odds(scores, share, balanced=True))
     assert others == [one, one]
+
+
+def test_a_feature_that_hardly_varies_is_scaled_by_a_hundredth_of_the_largest_deviation():
+    x = torch.cat([LINE, torch.tensor([[0.0], [0], [0], [0.001]], dtype=torch.float64)], 1)
+    scale = torch.tensor([math.sqrt(5), 0.01 * math.sqrt(5)], dtype=torch.float64)
+    row, _ = discriminant((x - x.mean(0)) / scale, SHARE, 1.0)
+    weights = solve_heads(x, SHARE.numpy()[:, None], 1.0).weights[0]
+    assert weights[1] / weights[0] == pytest.approx(float(row[1] / row[0]) * 100)
+
+
+def test_the_samples_of_a_patient_are_left_out_together_and_one_without_a_patient_stands_for_itself():
+    labels = SHARE.numpy()[:, None]
+    together = solve_heads(LINE, labels, 1.0, patients=["a", "a", "b", "b"])  # nobody is scored: slope 1
+    assert together.weights[0] == pytest.approx([2 / math.sqrt(5) / (0.2 + 0.2) / math.sqrt(5) * 2])
+    assert together.biases == pytest.approx([0])
+    alone, unknown = solve_heads(LINE, labels, 1.0), solve_heads(LINE, labels, 1.0, patients=["", "", "", ""])
+    assert alone.weights[0] != pytest.approx(together.weights[0], rel=1e-3)
+    assert unknown.weights.tolist() == alone.weights.tolist()
+
+
+def test_shares_that_add_up_to_two_but_for_rounding_are_enough_for_a_head():
+    share = np.full(10, 0.8)
+    assert (1 - share).sum() < 2
+    features = torch.from_numpy(np.random.default_rng(6).normal(size=(10, 2)))
+    assert solve_heads(features, share[:, None], 1.0).counts.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("share", "groups", "scored"),
+    [
+        ([0.5, 0.5, 0, 0], "abcd", True),  # one half is a side
+        ([0.4] * 5 + [0.0] * 5, "aacdefghij", False),  # the likeliest two, which are of one patient
+        ([0.4] * 5 + [0.3] * 2 + [0.0] * 3, "aacdefghij", True),  # 2.6: the likeliest three
+    ],
+)
+def test_where_guesses_do_not_reach_one_half_the_likeliest_are_the_side_that_folds_share_out(share, groups, scored):
+    x = torch.arange(len(share), dtype=torch.float64)[:, None]
+    scores = out_of_fold(x, np.array(share), 1.0, np.array([*groups]))
+    assert np.isfinite(scores).all() == scored
+    assert np.isnan(scores).all() != scored
+
+
+def test_balanced_log_odds_are_moved_by_the_odds_of_the_class():
+    random = np.random.default_rng(2)
+    scores = random.normal(size=20000) * 3
+    share = (random.random(20000) < 1 / (1 + np.exp(-(0.5 * scores - 1)))).astype(float)
+    slope, bias = log_odds(scores, share, balanced=True)
+    assert slope == pytest.approx(0.5, rel=0.05)
+    assert bias == pytest.approx(-1 - math.log(share.mean() / (1 - share.mean())), abs=0.05)
+
+
+def test_where_half_has_the_class_balanced_log_odds_are_the_plain_ones():
+    scores, share = np.array([-2.0, -1, 0.5, 1, 1.5, 2]), np.array([0.0, 0, 1, 0, 1, 1])
+    assert log_odds(scores, share, balanced=True) == pytest.approx(log_odds(scores, share, balanced=False))
+
+
+def test_a_slope_that_is_small_but_not_0_is_raised_to_the_least_too():
+    scores, share = np.tile([1.0, -1], 10), np.array([1.0, 1, 1, 1, 1] + [0.0] * 15)  # 3 of 10 against 2 of 10
+    assert log_odds(scores, share, balanced=False) == pytest.approx((0.5, math.log(5 / 15)))

@@ -1,5 +1,7 @@
 """The heads that a site sends at the end of a job."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -50,3 +52,26 @@ def test_a_site_with_one_kind_of_samples_alone_is_told_so(tmp_path):
     site = make_site(tmp_path, [[1, -1], [1, -1]])
     with refused("site-1: train.csv: expected at least two samples with and two without a class, got none"):
         refit_report(FedAvgPL(), TinyNetwork(2), site)
+
+
+def test_samples_of_one_patient_are_left_out_together(tmp_path):
+    site, features = make_site(tmp_path, LABELS), torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
+    patients = ("a", "b", "a", "b", "c", "d")
+    table = dataclasses.replace(site.data.train.table, patients=patients)
+    site.data = dataclasses.replace(site.data, train=dataclasses.replace(site.data.train, table=table))
+    report = head_report(TinyNetwork(2), features, np.array(LABELS), site, balanced=False)
+    together, apart = (solve_heads(features, np.array(LABELS), 1.0, patients=p) for p in (patients, ()))
+    assert report["head_weights"] == pytest.approx(together.weights, rel=1e-5)
+    assert together.weights[0] != pytest.approx(apart.weights[0], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "balanced"),
+    [(FedAvgPL(), True), (FedAvgPL(weighted=False), False), (FedLSM(local_iterations=1), False)],
+)
+def test_heads_are_solved_for_the_population_that_the_methods_logits_are_of(tmp_path, method, balanced):
+    assert method.balanced == balanced
+    site, model = make_site(tmp_path, [*LABELS, [0, -1], [0, -1]]), TinyNetwork(2).eval()
+    features = model(site.data.train.view(torch.arange(8)))[0].detach()
+    expected = solve_heads(features, site.labels(), 1.0, balanced=balanced)
+    assert refit_report(method, model, site)["head_biases"] == pytest.approx(expected.biases, rel=1e-4)
