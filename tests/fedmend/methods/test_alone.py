@@ -11,6 +11,7 @@ from fedmend.learning.networks import UNET_NARROW
 from fedmend.learning.training import LocalTrainer
 from fedmend.methods.alone import Alone, LabelSetAlone, MaskAlone, SingleLabelAlone
 from fedmend.methods.baselines import SingleLabelFedAvg
+from fedmend.repairs.verdicts import RELABEL, Verdict
 
 LABELS = [[1, 0, -1], [0, 1, -1], [0, 1, -1], [1, 0, -1]]  # nobody annotates the third class
 
@@ -89,6 +90,9 @@ def test_alone_the_weights_of_positives_are_those_of_the_sites_own_samples(tmp_p
         TinyNetwork(3), make_task(pos_weight=np.full(3, 9, np.float32)), site
     )
     assert work.pos_weight.tolist() == pytest.approx([3, 1 / 3, 0.01])  # negatives / positives; nothing is known
+    site.ledger.judge(Verdict(1, 0, RELABEL, 0, 1, reviewer="AB"))
+    work = LabelSetAlone(local_iterations=1).start(TinyNetwork(3), work.task, site)
+    assert work.pos_weight.tolist() == pytest.approx([1, 1 / 3, 0.01])  # with what people say
 
 
 def test_alone_no_weight_of_positives_is_above_the_federations_largest(tmp_path):
@@ -96,3 +100,8 @@ def test_alone_no_weight_of_positives_is_above_the_federations_largest(tmp_path)
     sent = make_task(pos_weight=np.array([3, 1, 2], np.float32))
     work = LabelSetAlone(local_iterations=1).start(TinyNetwork(3), sent, site)
     assert work.pos_weight.tolist() == pytest.approx([3, 1 / 9, 0.01])  # 9 by its own samples
+
+
+@pytest.mark.parametrize("method", [Alone(weighted=False), SingleLabelAlone()], ids=lambda m: type(m).__name__)
+def test_no_site_that_keeps_differential_privacy_trains_alone_as_the_account_follows_what_is_sent(method):
+    assert not method.patients_apart

@@ -140,3 +140,19 @@ def test_a_sample_without_a_label_is_refused_by_single_label_baselines(make_site
     for method in (SingleLabelFedAvg(), SingleLabelFedProx()):
         with refused("site-1: train.csv row 3, column label: expected a class name, got a blank"):
             method.start(make_net(3), TASK, make_site(one_hot([0, -1, 1, 0], 3)))
+
+
+@pytest.mark.parametrize(
+    ("method", "apart"),
+    [
+        (FedAvg(), False),
+        (FedAvg(weighted=False), True),
+        (FedAvgPL(), False),
+        (FedAvgPL(weighted=False), True),
+        (FedProx(), False),
+        (SingleLabelFedAvg(la=True), False),
+        (SingleLabelFedAvg(), True),
+    ],
+)
+def test_patients_count_apart_only_where_no_class_weight_is_made_of_all_of_them(method, apart):
+    assert method.patients_apart == apart

@@ -13,6 +13,7 @@ from fedmend.learning.discriminant import solve_heads
 from fedmend.messages import SiteResult
 from fedmend.methods.candidate_sets import CandidateSets
 from fedmend.methods.closed_form import ClosedForm, ClosedFormWorkflow
+from fedmend.repairs.verdicts import RELABEL, Verdict
 
 
 def test_single_label_images_without_a_label_are_none_of_the_sites_classes_unless_ignored(tmp_path):
@@ -61,6 +62,19 @@ def shares_of(method, site, logits):
 def test_multi_label_blanks_stay_unknown(tmp_path):
     labels = [[1, -1], [0, -1], [-1, -1]]
     assert ClosedForm().labels(make_site(tmp_path, labels)).tolist() == labels
+
+
+def test_a_label_of_several_that_a_person_gives_counts(tmp_path):
+    site = make_site(tmp_path, [[1, -1], [0, -1]])
+    site.ledger.judge(Verdict(1, 0, RELABEL, 0, 1, reviewer="AB"))
+    assert ClosedForm().labels(site).tolist() == [[1, -1], [1, -1]]
+
+
+def test_a_site_keeps_the_heads_that_it_sends_to_take_them_out_when_it_is_judged(tmp_path):
+    site = make_single_site(tmp_path, [0, 0, 1, 1])
+    report = ClosedForm().collect(TinyNetwork(3).eval(), make_task("heads", training=False), site)
+    kept = site.state.load("own_heads")
+    assert {name: value.tolist() for name, value in kept.items()} == {n: v.tolist() for n, v in report.items()}
 
 
 def test_a_site_sends_the_heads_of_its_features_and_nothing_else(tmp_path):

@@ -103,6 +103,16 @@ def test_later_rounds_train_without_the_issues_and_leave_the_labels_alone(tmp_pa
     assert (site.ledger.repairs() == -1).all()
 
 
+def test_what_is_judged_by_is_adjusted_by_the_classes_of_the_samples_that_the_model_saw(tmp_path, cleanlab):
+    site, method = make_single_site(tmp_path, [0, 0, 0, 0, 1, 1]), ConfidentLearning(la=True)
+    for number in range(2):
+        work, _ = play(method, TinyNetwork(3), site, number)
+    held = sorted(set(range(6)) - set(work.samples().tolist()))
+    logits = work.model.eval()(site.data.train.view(torch.tensor(held)))[1][:, :2].detach().numpy()
+    odds = np.exp(logits) * [2 / 3, 1 / 3]
+    np.testing.assert_allclose(cleanlab[0][1][held], odds / odds.sum(1, keepdims=True), rtol=1e-5)
+
+
 def test_without_the_package_the_first_round_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setattr(confident_learning, "find_spec", lambda name: None)
     with refused("label issues: expected the package cleanlab (pip install 'fedmend[cleanlab]'), not found"):
