@@ -150,6 +150,7 @@ class Progress:
         iou: round → IoU of the learning curve.
         line: value in round 0 and slope of its line, Eq. (6).
         lesions: the site's own two counts of Eq. (3).
+        estimated: the first round behind the estimate, which line and lesions are of.
         triggered: round in which the IoU fell behind the line.
         corrected: round in which the masks were corrected.
     """
@@ -159,6 +160,7 @@ class Progress:
     lesions: list[int] | None = None
     triggered: int | None = None
     corrected: int | None = None
+    estimated: int | None = None
 
     @classmethod
     def load(cls, site: Site) -> "Progress":
@@ -170,13 +172,16 @@ class Progress:
         site.state.save(STATE, vars(self))
 
     def before(self, round_num: int) -> "Progress":
-        """Without what an earlier attempt at this round, or at a later one, left."""
+        """Without what an earlier attempt at this round, or at a later one, or an earlier run of this name left."""
 
         def earlier(found: int | None) -> int | None:
             return found if found is not None and found < round_num else None
 
         iou = {r: iou for r, iou in self.iou.items() if r < round_num}
-        return Progress(iou, self.line, self.lesions, earlier(self.triggered), earlier(self.corrected))
+        found = Progress(iou, triggered=earlier(self.triggered), corrected=earlier(self.corrected))
+        if self.estimated is None or self.estimated <= round_num:
+            found.line, found.lesions, found.estimated = self.line, self.lesions, self.estimated
+        return found
 
 
 @dataclass(kw_only=True, eq=False)
@@ -256,6 +261,7 @@ class FedIA(SliceMethod):
         for _, probability in infer_masks(model, split, site):
             predicted += count_components(probability > 0.5, smallest=self.min_component)
         progress.lesions = [count_components(split.masks > 0, smallest=self.min_component), predicted]
+        progress.estimated = task.round_num
         progress.save(site)
         lesions, line = np.array(progress.lesions, dtype=np.int64), np.array(progress.line, dtype=np.float32)
         return {"lesions": lesions, "iou_line": line}

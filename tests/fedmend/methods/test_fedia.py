@@ -192,6 +192,16 @@ def test_a_site_that_missed_rounds_gets_its_line_through_all_it_has_and_none_thr
         assert played.estimate()["iou_line"].tolist() == pytest.approx(line, abs=1e-5)
 
 
+def test_a_site_that_missed_the_estimate_takes_none_that_an_earlier_run_of_this_name_left(tmp_path):
+    played = Played(tmp_path, FedIA())
+    played.warm_up(FLAT)
+    assert played.round(4, loss_of(0.1)) == TRIGGERED
+    for r in (1, 2, 3):  # of another run, whose first round and estimate it missed
+        played.round(r, loss_of(0.5), WARMUP)
+    assert played.round(4, loss_of(0.1)) == WAITS
+    assert played.site.state.load("fedia")["lesions"] is None
+
+
 def test_nothing_triggers_in_the_warm_up_or_in_stage_3_or_without_correction(tmp_path):
     played = Played(tmp_path / "a", FedIA())
     played.warm_up(FLAT)
