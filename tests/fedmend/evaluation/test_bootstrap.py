@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from fedmend.evaluation.bootstrap import multilabel_bootstrap, segmentation_bootstrap, singlelabel_bootstrap
+from fedmend.evaluation.bootstrap import (
+    _drawn_counts,
+    multilabel_bootstrap,
+    segmentation_bootstrap,
+    singlelabel_bootstrap,
+)
+from fedmend.kinds import kind_of
 from fedmend.kinds.multilabel import multilabel_intervals, score_histograms
 from fedmend.kinds.segmentation import DICE_UNIT
 
@@ -60,3 +66,38 @@ def test_dice_of_volumes_is_drawn_patient_by_patient():
     assert found.macro["volume_dice"] == pytest.approx([0.5, 0.5])  # both patients have a mean of 0.5
     apart = segmentation_bootstrap([counts(0.2), counts(0.8)], np.array([0, 1]))
     assert apart.macro["dice"] == pytest.approx([0.2, 0.8])
+
+
+def test_nothing_is_measured_of_a_class_with_one_label_value():
+    logits, labels = RNG.normal(size=(20, 1)), np.zeros((20, 1), dtype=int)
+    found = multilabel_bootstrap(logits, labels, np.arange(20))
+    assert found.macro == {}
+    assert all(ends == [None] for ends in found.per_class.values())
+
+
+def test_people_whose_images_are_not_annotated_are_drawn_too():
+    drawn = _drawn_counts(np.array([0]), np.array([0]), 1, np.array([0, 1]))
+    assert sorted(np.unique(drawn)) == [0, 1, 2]  # how often the first of two is drawn
+
+
+def test_where_one_patient_has_all_images_every_draw_is_the_whole():
+    labels, logits = np.eye(2, dtype=int)[[0, 0, 0, 1]], np.eye(2)[[0, 0, 1, 1]]
+    found = singlelabel_bootstrap(logits, labels, np.zeros(4, dtype=int)).macro
+    assert found["bacc"] == pytest.approx([(2 / 3 + 1) / 2] * 2)
+    assert found["precision"] == pytest.approx([(1 + 1 / 2) / 2] * 2)
+
+
+def test_draws_of_people_without_a_label_alone_are_left_out():
+    labels = np.array([[1, 0], [0, 1], [-1, -1]])
+    found = singlelabel_bootstrap(np.eye(3)[:, :2] * 8, labels, np.array([0, 0, 1]))
+    assert found.macro["accuracy"] == [1, 1]
+
+
+def test_of_one_patient_calibration_and_auc_are_those_of_the_counts_that_a_site_sends():
+    labels, logits = np.eye(3, dtype=int)[np.arange(30) % 3], RNG.normal(size=(30, 3)) * 3
+    kind = kind_of("singlelabel")
+    macro = kind.metrics(kind.counted(logits, labels))["macro"]
+    found = singlelabel_bootstrap(logits, labels, np.zeros(30, dtype=int)).macro
+    assert {name: found[name] for name in ("auc", "ece")} == {
+        name: pytest.approx([macro[name]] * 2) for name in ("auc", "ece")
+    }

@@ -50,3 +50,13 @@ def test_a_study_of_two_classes_has_no_single_label():
 def test_auc_of_one_label_value_is_none():
     assert auc_of(np.array([0.1, 0.2, 0.3]), np.array([0, 1, -1])) == 1.0
     assert auc_of(np.array([0.1, 0.2]), np.array([1, -1])) is None
+
+
+def test_a_class_of_which_nothing_is_found_has_an_f1_of_0_and_one_without_a_sample_none():
+    labels = np.array([[1, 0], [0, 0]])
+    assert [row["f1"] for row in decided(np.zeros((2, 2), dtype=bool), labels)] == [0, None]
+
+
+def test_a_probability_of_1_is_in_the_last_bin():
+    (found,) = calibration(np.array([[1.0], [0.98]]), np.array([[1], [0]]))
+    assert found["bins"] == [[pytest.approx(0.99), 0.5, 2]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from nifti_factories import lesion, make_volume_site, open_volumes
 
-from fedmend.evaluation.masks import measure_masks
+from fedmend.evaluation.masks import _numbered, measure_masks
 from fedmend.method import Site
 
 
@@ -70,3 +70,9 @@ def test_a_volume_without_lesion_has_no_surface_and_no_dice(tmp_path):
     found = measured(tmp_path, [np.zeros((8, 8, 4), bool)], lambda said: None, np.eye(4))
     assert np.isnan([found.dice[0, 0], found.hd95[0, 0]]).all()
     assert found.lesions.tolist() == [[[0, 0, 0]]]
+
+
+def test_lesions_that_touch_at_a_corner_are_one():
+    mask = np.zeros((3, 3, 3), dtype=bool)
+    mask[0, 0, 0] = mask[1, 1, 1] = mask[2, 0, 2] = True
+    assert int(_numbered(mask).max()) == 1

@@ -139,3 +139,36 @@ def test_what_two_columns_leave_of_the_whole_is_not_small():
 def test_columns_that_divide_each_other_into_large_parts_are_told():
     assert together([0] * 20 + [1] * 20, ([0] * 10 + [1] * 10) * 2) == [[True, True]] * 2
     assert together([0] * 20 + [1] * 20, [0] * 18 + [1] * 20 + [0] * 2) == [[True, True]] * 2  # 18, 2, 2 and 18
+
+
+def test_few_without_a_class_are_held_back_as_few_with_it_are():
+    labels = np.array([[1] * 8 + [0] * 2 + [1] * 10 + [0] * 10]).T
+    assert told([0] * 10 + [1] * 20, labels, groups=2) == [[False], [False], [True]]  # 2 would follow from the sum
+
+
+def test_a_group_is_told_where_a_small_one_hides_behind_those_in_none_who_are_not_told():
+    assert told([0] * 2 + [1] * 10 + [2] * 20, groups=2, rest=False) == [[False], [True], [False]]
+
+
+def test_few_with_a_class_do_not_follow_from_two_columns_however_many_are_without_it():
+    # As the scanners and vendors above, and 20 people without the class at each scanner.
+    scanner = [0] * 20 + [1] * 3 + [2] * 9 + [3] * 8 + [0] * 20 + [1] * 20 + [2] * 20 + [3] * 20
+    labels = np.array([[1] * 40 + [0] * 80]).T
+    found = together(scanner, [number // 2 for number in scanner], labels=labels)
+    assert found == [[False, False, True, False], [True, True]]
+
+
+def test_parts_of_two_columns_are_counted_in_people_rather_than_images():
+    scanner = [0] * 20 + [1] * 9 + [2] * 9 + [3] * 8  # three people at the second scanner, with three images each
+    patients = [f"p{n}" for n in range(20)] + ["a", "b", "c"] * 3 + [f"q{n}" for n in range(17)]
+    split = make_split(np.ones((46, 1), dtype=int))
+    split = replace(split, table=replace(split.table, patients=tuple(patients)))
+    columns = [(np.array(scanner), 4), (np.array(scanner) // 2, 2)]
+    found = held_back(split, columns, FEW, one_label=False, told=True)
+    assert [(~hidden[:-1, 0]).tolist() for hidden in found] == [[False, False, True, False], [True, True]]
+
+
+def test_two_small_parts_do_not_follow_as_what_a_group_has_besides_a_known_one():
+    # 20 people are in the first group of both columns, 2 and 2 in the others of the first one: 24 less 20 are 4.
+    one, other = [0] * 24 + [1] * 40, [0] * 20 + [1] * 2 + [2] * 2 + [1] * 20 + [2] * 20
+    assert together(one, other) == [[True, True], [False, False, True]]
