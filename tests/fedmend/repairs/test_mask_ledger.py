@@ -388,3 +388,11 @@ def test_a_verdict_is_about_one_structure_of_a_slice(tmp_path):
     assert (book.change() == organ_change(PLACES[3])).all()  # what is accepted stays
     book.judge(Verdict(1, 1, ACCEPT, 6, 5, RULE, 0, "AB", pixels=b""), seen="")
     assert (book.change() == organ_change(PLACES[3])).all()  # nothing of the spleen is changed any more
+
+
+def test_a_rejected_change_of_a_pixel_leaves_another_change_of_it_in_force(tmp_path):
+    book = organ_ledger(tmp_path)
+    book.record(RULE, 0, organ_change((1, 0, 0, 1), (1, 0, 1, 1)), SURE_OF)
+    book.judge(Verdict(1, 0, REJECT, 0, 2, RULE, 0, "AB"))
+    book.record(RULE, 1, organ_change((1, 0, 0, 3)), SURE_OF)
+    assert (book.change() == organ_change((1, 0, 0, 3))).all()

@@ -41,7 +41,20 @@ def test_a_run_that_goes_on_keeps_the_state_in_which_it_first_read_a_file(tmp_pa
     stamps = state.load(STAMPS)
     assert has_changed(stamps, image)
     assert not has_changed(stamps, other)
+    assert has_changed(stamps, [*other, *image])  # one of several files
     assert not has_changed({}, image)  # a run of an earlier version, which noted nothing
+
+
+def test_a_file_that_is_read_for_the_first_time_is_noted_beside_the_first_state_of_others(tmp_path):
+    card = load_card(make_site_folder(tmp_path / "data"), "site-1")
+    state, opening = StateStore(tmp_path / "state"), Opening(tmp_path / "cache", 32, CPU)
+    train = load_site(card, CLASSES, opening).train
+    save_opened(state, card, CLASSES, opening, train)
+    first, *others = state.load(STAMPS)
+    state.save(STAMPS, {first: (0, 0)})
+    save_opened(state, card, CLASSES, opening, train)
+    assert state.load(STAMPS).keys() == {first, *others}
+    assert state.load(STAMPS)[first] == (0, 0)
 
 
 def test_what_earlier_runs_noted_about_their_data_can_be_read(tmp_path):

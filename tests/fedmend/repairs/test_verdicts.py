@@ -199,6 +199,27 @@ def test_verdicts_about_repairs_are_counted_per_class_from_a_number_on(tmp_path)
     assert counts == {3: {"accepted": [0, 1], "rejected": [0, 2]}, 4: {"accepted": [0, 0], "rejected": [0, 0]}}
 
 
+def test_a_word_about_an_original_label_is_no_word_about_a_repair(tmp_path):
+    book = ledger(tmp_path)
+    book.judge(word(ACCEPT, label_class=0, old=1, rule=""))
+    counts = verdicts.verdict_counts(book.verdicts(), 2, one_label=False, min_count=1)
+    assert {name: found.tolist() for name, found in counts.items()} == {"accepted": [0, 0], "rejected": [0, 0]}
+
+
+def test_with_one_label_per_sample_a_rejected_class_takes_the_whole_row_out():
+    banned = np.zeros((2, 3, 2), dtype=bool)
+    banned[0, 1, 1] = True
+    found = {one: verdicts.refused(ONE_HOT[[1, 2]], banned, one_label=one).tolist() for one in (True, False)}
+    assert found == {True: [[True] * 3, [False] * 3], False: [[False, True, False], [False] * 3]}
+
+
+def test_what_a_ledger_gives_may_be_written_over(tmp_path):
+    book = ledger(tmp_path)
+    repair(book, (0, 1, 1))
+    book.repairs()[:] = 0
+    assert book.repairs()[0].tolist() == [-1, 1]
+
+
 # ---- masks ----------------------------------------------------------------------------------------------------------
 MASKS = np.zeros((4, 8, 8), dtype=np.uint8)  # two volumes of two slices
 MASKS[1, 2:4, 3:6] = 1
