@@ -175,6 +175,6 @@ def test_the_mean_over_sites_is_weighted_row_by_row_and_a_row_that_nobody_knows_
 
 
 def test_a_mean_over_sites_is_summed_in_the_order_of_names_whoever_answered_first():
-    values = {"b": np.array([1.0]), "c": np.array([-1e16]), "a": np.array([1e16])}
+    values = {"a": np.array([1e16]), "c": np.array([-1e16]), "b": np.array([1.0])}
     weights = dict.fromkeys(values, np.ones(1))
     assert mean_over_sites(values, weights).tolist() == [0]  # (1e16 + 1) - 1e16; else 1/3

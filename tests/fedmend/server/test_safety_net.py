@@ -461,3 +461,9 @@ def test_a_job_of_one_valid_census_ends_there_if_that_site_wants_others(tmp_path
 def test_every_task_names_all_sites_that_are_asked(tmp_path):
     run = Run(tmp_path, FedAvgWorkflow(), list(THREE), plain_answers(THREE), num_rounds=1, without=["site-2"])
     assert {task.sites for task, _ in run.transport.sent} == {("site-1", "site-3")}
+
+
+def test_of_an_even_number_of_sites_the_lower_one_in_the_middle_is_the_measure():
+    sent = {"w": np.ones(1, dtype=np.float32)}
+    norms = {site: {"parameters": norm, "statistics": 0.0} for site, norm in zip("abcd", (1, 1, 50, 50), strict=True)}
+    assert sorted(outliers(norms, sent, 10.0)) == ["c", "d"]
