@@ -7,8 +7,18 @@ import pytest
 from factories import refused
 
 from fedmend.basics.checked import checked
-from fedmend.site.accountants import epsilon_of
-from fedmend.site.privacy import FOLDER, MARKS, Account, Privacy, account_file, default_delta, mark_file
+from fedmend.site.accountants import Epsilon, epsilon_of
+from fedmend.site.privacy import (
+    FOLDER,
+    MARKS,
+    Account,
+    OverBudget,
+    Privacy,
+    account_file,
+    carry_over,
+    default_delta,
+    mark_file,
+)
 
 POLICY = Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
 FIELDS = ["clip", "noise_multiplier", "delta", "max_epsilon"]
@@ -186,3 +196,22 @@ def test_the_policy_of_a_site_is_read_from_its_settings():
 def test_a_policy_that_promises_nothing_is_refused(raw, words):
     with refused(f"site-1: local/fedmend.json, field privacy{words}"):
         read(raw)
+
+
+def test_what_is_spent_may_reach_the_limit_but_not_pass_it(tmp_path):
+    own = account(tmp_path, Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3, max_epsilon=8.0))
+    own.check(Epsilon(8.0))
+    with pytest.raises(OverBudget):
+        own.check(Epsilon(8.0001))
+
+
+def test_an_account_that_was_carried_over_is_not_added_again_unless_more_was_spent(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    account(old).spend(0.05, 40)
+    account(new).spend(0.05, 2)
+
+    def steps():
+        carry_over(old, new, "site-1")
+        return [json.loads(account_file(folder, "site-1").read_text())["spent"] for folder in (old, new)]
+
+    assert steps() == steps() == [[[2.0, 0.05, 42]]] * 2

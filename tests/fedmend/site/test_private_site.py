@@ -395,3 +395,13 @@ def test_where_no_patients_are_named_the_unit_is_what_has_a_label(tmp_path, slic
     table = replace(split.table, patients=("",) * 12, slices=slices)
     site = PrivateSite("site-1", POLICY, tmp_path, replace(split, table=table), 4)
     assert f"the unit is one {unit}, all jobs" in site.forecast(1, 1)[1]
+
+
+def test_every_epoch_of_a_round_is_in_the_account_and_in_what_is_forecast(tmp_path):
+    site = PrivateSite("site-1", POLICY, tmp_path, make_split(np.zeros((12, 3), dtype=np.int8)), 4)
+    forecast = site.forecast(2, 3)[1]
+    for _ in range(3):
+        told = site.spend(2)
+    spent = json.loads((tmp_path / FOLDER / "site-1.json").read_text())["spent"]
+    assert spent == [[1.0, pytest.approx(1 / 3), 3 * 2 * 3]]  # steps of an epoch, epochs, rounds
+    assert f"after this job {told['epsilon']:.3g} " in forecast
