@@ -48,6 +48,11 @@ def test_the_share_with_the_smallest_losses_is_kept(share, places):
     assert smallest(torch.tensor([0.3, 0.1, 0.9, 0.2]), share).tolist() == places
 
 
+def test_rounding_drops_no_sample():
+    assert 0.57 * 100 < 57
+    assert len(smallest(torch.arange(100.0), 0.57)) == 57
+
+
 def test_the_nearest_centroid_has_the_largest_cosine_and_an_unknown_one_is_nobody_s():
     centroids = torch.tensor([[9.0, 0], [0, 0], [0.1, 0.1]])
     features = torch.tensor([[1.0, 0.1], [0.1, 1], [-1, -1.1]])
@@ -85,7 +90,9 @@ def test_later_a_fifth_is_dropped_and_who_disagrees_gets_the_label_of_the_receiv
     assert work.loss(alone).item() == pytest.approx(expected_loss([3], [1]), rel=1e-5)
 
 
-@pytest.mark.parametrize(("number", "total", "kept"), [(0, 100, 10), (3, 100, 9), (9, 100, 8), (50, 100, 8), (0, 8, 8)])
+@pytest.mark.parametrize(
+    ("number", "total", "kept"), [(0, 100, 10), (3, 100, 9), (9, 100, 8), (50, 100, 8), (0, 8, 8), (1, 20, 8)]
+)
 def test_the_forget_rate_rises_over_the_early_rounds(site_of, number, total, kept):
     rows = [[2.0, 0, 0]] * 10
     work = start(site_of, number, total=total, table=rows, labels=[0] * 10)
