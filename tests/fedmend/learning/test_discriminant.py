@@ -97,13 +97,15 @@ def test_scores_never_turn_round_where_samples_left_out_tell_nothing_or_the_cont
     assert slope * 2 + bias == pytest.approx(prior)
 
 
-def test_log_odds_recover_a_slope_and_a_border_that_are_known():
+@pytest.mark.parametrize("balanced", [False, True])
+def test_log_odds_recover_a_slope_and_a_border_that_are_known(balanced):
     random = np.random.default_rng(2)
     scores = random.normal(size=20000) * 3
     share = (random.random(20000) < 1 / (1 + np.exp(-(0.5 * scores - 1)))).astype(float)
-    slope, bias = log_odds(scores, share, balanced=False)
+    slope, bias = log_odds(scores, share, balanced=balanced)
+    odds = math.log(share.mean() / (1 - share.mean())) if balanced else 0.0  # of the class, which balance takes away
     assert slope == pytest.approx(0.5, rel=0.05)
-    assert bias == pytest.approx(-1, rel=0.05)
+    assert bias == pytest.approx(-1 - odds, abs=0.05)
 
 
 def test_scores_that_tell_nothing_lie_about_the_frequency_of_the_class_or_one_half():
@@ -204,15 +206,6 @@ def test_where_guesses_do_not_reach_one_half_the_likeliest_are_the_side_that_fol
     scores = out_of_fold(x, np.array(share), 1.0, np.array([*groups]))
     assert np.isfinite(scores).all() == scored
     assert np.isnan(scores).all() != scored
-
-
-def test_balanced_log_odds_are_moved_by_the_odds_of_the_class():
-    random = np.random.default_rng(2)
-    scores = random.normal(size=20000) * 3
-    share = (random.random(20000) < 1 / (1 + np.exp(-(0.5 * scores - 1)))).astype(float)
-    slope, bias = log_odds(scores, share, balanced=True)
-    assert slope == pytest.approx(0.5, rel=0.05)
-    assert bias == pytest.approx(-1 - math.log(share.mean() / (1 - share.mean())), abs=0.05)
 
 
 def test_where_half_has_the_class_balanced_log_odds_are_the_plain_ones():
