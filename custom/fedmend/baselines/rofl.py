@@ -43,11 +43,10 @@ from torch import Tensor, nn
 
 from fedmend.averaging import mean_over_sites
 from fedmend.fields import OF_MEANS, UNBOUNDED, Field, Report
-from fedmend.labels import NOT_ANNOTATED
 from fedmend.learning.inference import infer
 from fedmend.method import Federation, RoundTask, Site, Workflow
 from fedmend.methods.shared.settings import Count
-from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_changes
+from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_changes, fixed_by_people
 
 RULE = "rofl.pseudo_label"
 FORGET, ENTROPY = 0.2, 0.8
@@ -163,8 +162,7 @@ class RoFL(SingleLabelMethod):
 
 def settled(site: Site, pseudo: Tensor) -> Tensor:
     """(N,) bool: samples whose label people have fixed, or for which they have rejected these (N,) class numbers."""
-    nothing = np.full_like(site.data.train.labels, NOT_ANNOTATED)
-    fixed = (site.ledger.judged(nothing) != NOT_ANNOTATED).any(1)
+    fixed = fixed_by_people(site)
     return torch.from_numpy(fixed | site.ledger.banned()[np.arange(len(fixed)), pseudo.cpu().numpy(), 1])
 
 

@@ -174,12 +174,17 @@ def locked(lock_file: Path, *, patience: float = float("inf")) -> Iterator[bool]
     make_folder(lock_file.parent)
     with open(lock_file, "w") as stream:
         end = time.monotonic() + patience
-        while not (mine := _try_lock(stream.fileno())) and time.monotonic() < end:
+        while not (mine := try_lock(stream.fileno())) and time.monotonic() < end:
             time.sleep(INTERVAL)
         yield mine
 
 
-def _try_lock(handle: int) -> bool:
+def try_lock(handle: int) -> bool:
+    """Whether an open file could be locked for this process; closing it frees it.
+
+    Args:
+        handle: its descriptor.
+    """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

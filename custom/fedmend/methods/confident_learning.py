@@ -24,12 +24,11 @@ from torch import Tensor, nn
 from fedmend.averaging import Contributions
 from fedmend.errors import FedMendError, not_installed
 from fedmend.fields import UNBOUNDED, Field, Report
-from fedmend.labels import NOT_ANNOTATED
 from fedmend.learning.inference import infer
 from fedmend.method import Federation, RoundTask, Site, Workflow
 from fedmend.methods.baselines import SingleLabelFedAvgRound, keep_model, own_model
 from fedmend.methods.shared.settings import Range, Settings
-from fedmend.methods.shared.singlelabel import SingleLabelMethod
+from fedmend.methods.shared.singlelabel import SingleLabelMethod, fixed_by_people
 
 VALIDATE, CLEANED = "validate", "cleaned"
 PROBABILITIES, KEPT = "probabilities", "kept"  # arrays in the site's state
@@ -69,7 +68,7 @@ class ConfidentLearningRound(SingleLabelFedAvgRound):
         kept = self._last(KEPT)
         if kept is None:
             raise FedMendError("label issues: expected what the cross-validation left in the site's state, not found")
-        return torch.from_numpy(np.flatnonzero(kept | self._fixed()))
+        return torch.from_numpy(np.flatnonzero(kept | fixed_by_people(self.site)))
 
     def samples(self) -> Tensor:
         """Those of the other folds, or those that are kept."""
@@ -95,14 +94,9 @@ class ConfidentLearningRound(SingleLabelFedAvgRound):
         self._save(PROBABILITIES, probabilities)
         kept = np.ones(len(fold), dtype=bool)
         if self._number + 1 == self._folds:
-            kept = ~label_issues(self.target.cpu().numpy(), probabilities) | self._fixed()
+            kept = ~label_issues(self.target.cpu().numpy(), probabilities) | fixed_by_people(self.site)
         self._save(KEPT, kept)  # after every fold, so that a site that misses the last one can go on
         return kept
-
-    def _fixed(self) -> np.ndarray:
-        """(N,) bool: samples whose label people have fixed."""
-        nothing = np.full_like(self.site.data.train.labels, NOT_ANNOTATED)
-        return (self.site.ledger.judged(nothing) != NOT_ANNOTATED).any(1)
 
     def _last(self, name: str) -> np.ndarray | None:
         return self.site.state.last_array(name, before=self.task.round_num, fingerprint=self._fingerprint)

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import fcntl
 import hashlib
 import io
 import json
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.basics.files import append_text, make_folder, write_text
+from fedmend.basics.files import append_text, make_folder, try_lock, write_text
 from fedmend.basics.words import as_given, inert
 from fedmend.errors import FedMendError
 
@@ -88,11 +87,9 @@ class Rows:
             return
         handle = os.open(self._part, os.O_CREAT | os.O_RDWR, 0o666)
         self._closing.callback(os.close, handle)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(handle):
             self._closing.close()
-            raise FedMendError(f"predict: expected a folder that no other call fills, one fills {out}") from None
+            raise FedMendError(f"predict: expected a folder that no other call fills, one fills {out}")
         ends = _ends_of_rows(self._part.read_bytes())
         if not ends:
             append_text(self._part, 0, text_of([header]))

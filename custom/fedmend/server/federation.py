@@ -50,8 +50,7 @@ class RunSettings:
         eval_every: the global model is evaluated in every n-th round and at the end.
         allow_changes: names of what the job changes on purpose in the run that it goes on with.
         without: names of connected sites that the job leaves out, e.g. one whose results are refused.
-        max_update_factor: a site whose update, or solved classifier, is larger than this many times the median of the
-            round is refused, see :func:`fedmend.server.safety_net.outliers`; 0 = none is.
+        max_update_factor: a site whose update or heads are above this many times the median is refused; 0 = none.
         clip_update: largest L2 norm of a site's update, a larger one is scaled down; 0 = any.
         max_site_share: largest share of a site's samples in those of a round of three sites or more, 0.5 to 1; more
             do not count in the average, see :func:`fedmend.averaging.capped`; 1 = any.
@@ -274,6 +273,7 @@ class RunningFederation(Federation):
             "started": self._began,
             "sites": self.census.described,
             "warm_start": self._start.trained,
+            "trains": self._workflow.trains,
             "parent": self._start.as_parent,
             "settings": dict(self._described),
         }

@@ -15,7 +15,7 @@ from fedmend.records.package_files import SUFFIX
 from fedmend.worth.home import Home
 from fedmend.worth.paired import RESAMPLES, Compared, Difference, check_units, compare
 from fedmend.worth.personal import EPOCHS, check_out, given_model, personalise, settings_of, write_personal
-from fedmend.worth.training import ALL, SOLVED, Trained, plan_of, solve_at, train_at
+from fedmend.worth.training import ALL, Trained, plan_of, solve_at, train_at
 
 PAGE, NUMBERS = "worth.html", "worth.json"
 ALONE, FEDERATED, PERSONALISED = "alone", "federated", "personalised"
@@ -105,7 +105,7 @@ def worth(
 def _alone(package: Package, home: Home, weights: str) -> Trained:
     """The hospital's own model, which came about as that of the run."""
     settings = settings_of(package)
-    if settings.get("method") == SOLVED:
+    if (package.info.get("provenance") or {}).get("trains") is False:
         if weights:
             words = "expected none for a package of heads, whose network was not trained"
             raise FedMendError(f"--weights: {words}, got a file")

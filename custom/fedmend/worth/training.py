@@ -20,7 +20,6 @@ from fedmend.methods.shared.slices import SliceMethod
 from fedmend.worth.home import Home
 
 HEAD, ALL = "head", "all"
-SOLVED = "closed_form"  # method of a run that trained nothing
 PATIENCE = 5  # epochs without a better validation metric
 OF_RUN = ("learning_rate", "learning_rate_decay", "weight_decay", "decay", "second_momentum")
 

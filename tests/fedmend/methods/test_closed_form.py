@@ -147,6 +147,7 @@ def test_one_exchange_makes_the_classifier_and_leaves_the_backbone(tmp_path):
     assert run.model["norm.weight"].tolist() == [1.0] * 12
     assert run.decisions("no_head") == [(0, ["b"])]
     assert run.content("progress.json")["done"] == 1
+    assert run.content("run.json")["trains"] is False
 
 
 def test_a_report_without_counts_is_refused(tmp_path):

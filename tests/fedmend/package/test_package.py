@@ -7,8 +7,10 @@ from result_factories import PREPARED
 from safetensors.torch import load_file, save
 
 import fedmend
+from fedmend.data import inputs
 from fedmend.learning.networks import build_network
 from fedmend.learning.weights import get_weights
+from fedmend.package import opened
 from fedmend.preprocessing import READER
 from fedmend.records.package_files import write_package
 
@@ -102,6 +104,10 @@ def test_a_package_whose_images_were_read_otherwise_is_refused(tmp_path):
     where = "package run-1.fedmend, package.json, field preprocessing.reader"
     with refused(f"{where}: expected 3, got 0; use the FedMend that made the package"):
         fedmend.Package(write(tmp_path, preprocessing=changed))
+
+
+def test_a_package_may_show_a_network_as_many_pixels_as_a_job():
+    assert opened.MOST_PIXELS == inputs.LARGEST_BATCH
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def test_a_run_that_begins_with_a_package_names_it_as_the_parent(tmp_path, packa
     about = read_package(run.folder / "run-2.fedmend")
     parent = {"name": "run-1", "model": "final", "round": 3, "parent": None, "digest": package_digest(package)}
     assert about["parent"] == run.content("run.json")["parent"] == parent
+    assert about["provenance"]["trains"] is True
     third = play(tmp_path / "third", weights=str(run.folder / "run-2.fedmend"), run_name="run-3")
     versions = read_package(third.folder / "run-3.fedmend")["parent"]
     assert (versions["name"], versions["parent"]["name"], versions["parent"]["parent"]) == ("run-2", "run-1", None)

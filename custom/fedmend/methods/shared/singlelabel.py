@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedmend.data.augment import draw_views
 from fedmend.errors import FedMendError
-from fedmend.labels import SINGLELABEL
+from fedmend.labels import NOT_ANNOTATED, SINGLELABEL
 from fedmend.learning.losses import log_class_prior
 from fedmend.method import LocalMethod, Round, RoundTask, Site
 from fedmend.methods.shared.settings import Settings
@@ -59,6 +59,12 @@ class SingleLabelMethod(Settings, LocalMethod):
 
     KINDS = (SINGLELABEL,)
     la = False
+
+
+def fixed_by_people(site: Site) -> np.ndarray:
+    """(N,) bool: training samples whose label people have fixed."""
+    nothing = np.full_like(site.data.train.labels, NOT_ANNOTATED)
+    return (site.ledger.judged(nothing) != NOT_ANNOTATED).any(1)
 
 
 def class_numbers(site: Site, labels: np.ndarray) -> np.ndarray:
