@@ -74,6 +74,8 @@ def _predict(args: argparse.Namespace) -> int:
     if found.left_out:
         words = "scouts, screens, pages of doses, images of another quantity, copies; name them in a CSV to have them"
         say(f"left out: {found.left_out} {words}")
+    if found.not_read:
+        say(f"not read: {found.not_read}; expected DICOM, PNG, JPEG or NIfTI")
     if found.problems:
         say(f"{found.problems} of {found.images} {what} could not be used; predictions.csv says why")
     say(f"{found.images - found.problems} of {found.images} {what} predicted; results are in {found.folder}")

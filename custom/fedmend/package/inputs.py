@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fedmend.data.csv_files import DELIMITERS, read_csv
 from fedmend.data.dicom_copies import copies_in
-from fedmend.data.dicom_files import frames_of, open_dicom
+from fedmend.data.dicom_files import OTHER_FORMATS, frames_of, open_dicom
 from fedmend.data.dicom_kinds import FIELDS, IMAGE, kind_of, shows_images, word_of
 from fedmend.data.dicom_series import PLACE, TURN, height_of, number_of
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, open_nifti
@@ -99,8 +99,16 @@ def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, lis
         raise FedMendError(f"predict: expected a folder, an image or a CSV, {source} is not there")
     if not items:
         what = "NIfTI volumes or DICOM series" if volumes else "DICOM files, pictures or NIfTI volumes"
-        raise FedMendError(f"predict: expected {what} in {source}, found none")
+        other = f" but {shown}" if (shown := other_formats(source)) else ""
+        raise FedMendError(f"predict: expected {what} in {source}, found none{other}")
     return root, items, left_out
+
+
+def other_formats(source: Path) -> str:
+    """How many files of a folder are images of formats that nobody reads here, with their endings; "" for none."""
+    found = [e for file in _files(source) if (e := file.suffix.lower()) in OTHER_FORMATS] if source.is_dir() else []
+    files = "1 file" if len(found) == 1 else f"{len(found)} files"
+    return f"{files} in {', '.join(sorted(set(found)))}" if found else ""
 
 
 def _identity(item: Item) -> str:

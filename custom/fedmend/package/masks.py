@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmend.basics.files import make_folder
+from fedmend.basics.files import make_folder, sync
 from fedmend.data.dicom_series import grid_of, slices_of, voxels_of_series
 from fedmend.data.inputs import Inputs
 from fedmend.data.readers import NIFTI_SUFFIXES, affine_of
@@ -102,6 +102,8 @@ def _write_mask(
     back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
     make_folder(out.parent)
     nibabel.save(nibabel.Nifti1Image(nibabel.apply_orientation(mask, back), affine), out)
+    sync(out)  # the table that is written next says that it is there
+    sync(out.parent)
     size = abs(np.linalg.det(affine[:3, :3])) / 1000
     counts = [int((mask == number).sum()) for number in range(1, len(package.classes) + 1)]
     return [(count, float(count * size)) for count in counts]

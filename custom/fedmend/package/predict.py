@@ -17,7 +17,7 @@ from fedmend.data.tables import LabelTable
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.learning.inference import chosen_device
-from fedmend.package.inputs import Item, by_study, digest_of, find_items
+from fedmend.package.inputs import Item, by_study, digest_of, find_items, other_formats
 from fedmend.package.masks import mask_rows, mask_table
 from fedmend.package.opened import OpenedPackage
 from fedmend.package.probabilities import probabilities
@@ -41,6 +41,7 @@ class Predicted:
             and copies of an image, which have no row.
         dicom: DICOM files that were written, where they were asked for.
         without: studies or volumes that have none: they are of other formats, or could not be used.
+        not_read: how many files of a folder are images of other formats, which have no row, with their endings.
     """
 
     folder: Path
@@ -49,6 +50,7 @@ class Predicted:
     left_out: int
     dicom: tuple[Path, ...] = ()
     without: int = 0
+    not_read: str = ""
 
 
 def predict(
@@ -102,7 +104,7 @@ def predict(
     _, *table = rows.read()
     if not masks:
         write_text(out / STUDIES, text_of(_study_rows(package, table)))
-    found = Predicted(out, len(table), sum(bool(row[-1]) for row in table), left_out)
+    found = Predicted(out, len(table), sum(bool(row[-1]) for row in table), left_out, not_read=other_formats(source))
     if dicom is None:
         return found
     from fedmend.package.dicom_results import write_results

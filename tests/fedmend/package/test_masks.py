@@ -8,6 +8,9 @@ import pytest
 from factories import make_dicom
 from package_factories import balance, make_package
 
+from fedmend.package import masks
+from fedmend.package.rows import Rows
+
 
 def mr_package(folder):
     return make_package(folder, "segmentation", "unet_narrow", ("lesion",), balance, window=None, modality="MR")
@@ -72,3 +75,14 @@ def test_volumes_deep_in_folders_have_masks_with_names_of_their_own(tmp_path):
         masks = [row["mask"] for row in csv.DictReader(stream) if not row["problem"]]
     assert len({*masks}) == 2
     assert all(mask.endswith("-FLAIR ü.nii.gz") and (tmp_path / "out" / mask).is_file() for mask in masks)
+
+
+def test_a_mask_and_its_name_are_on_the_disk_before_the_table_says_so(tmp_path, monkeypatch):
+    made, order = mr_package(tmp_path), []
+    values = np.random.default_rng(0).random((32, 32, 3)).astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), tmp_path / "a.nii.gz")
+    monkeypatch.setattr(masks, "sync", lambda path: order.append(path.name))
+    grown = Rows.add
+    monkeypatch.setattr(Rows, "add", lambda *given: (order.append("row"), grown(*given))[1])
+    made.predict(tmp_path / "a.nii.gz", tmp_path / "out")
+    assert order == ["a.nii.gz", "masks", "row"]

@@ -445,6 +445,21 @@ def test_scouts_and_pages_of_doses_of_a_study_are_left_out_unless_there_is_nothi
     assert (found.images, found.left_out) == (2, 0)
 
 
+def test_images_of_formats_that_are_not_read_are_counted_with_their_endings(tmp_path):
+    slices(tmp_path / "in")
+    (tmp_path / "in" / "deep").mkdir()
+    for name in ("a.nrrd", "deep/b.MHA", "deep/c.mha", "notes.txt"):
+        (tmp_path / "in" / name).write_bytes(b"NRRD0004")
+    found = package(tmp_path).predict(tmp_path / "in", tmp_path / "in" / "out")
+    assert (found.problems, found.not_read) == (0, "3 files in .mha, .nrrd")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "a.nrrd").write_bytes(b"NRRD0004")
+    with refused(
+        f"predict: expected NIfTI volumes or DICOM series in {tmp_path / 'none'}, found none but 1 file in .nrrd"
+    ):
+        find_items(tmp_path / "none", modality="", volumes=True)
+
+
 def test_calibrated_probabilities_are_those_of_the_divided_logits_and_decide_alike(tmp_path):
     slices(tmp_path / "in")
     plain = package(tmp_path / "plain")

@@ -34,6 +34,9 @@ def test_predictions_of_all_images_end_with_0_of_some_with_3_and_of_none_with_1(
     (tmp_path / "in" / "2.png").write_bytes(b"no picture")
     assert main(["predict", str(package), str(tmp_path / "in"), str(tmp_path / "out2")]) == 3
     assert "1 of 2 images could not be used; predictions.csv says why" in capsys.readouterr().out
+    (tmp_path / "in" / "volume.nrrd").write_bytes(b"NRRD0004")
+    main(["predict", str(package), str(tmp_path / "in"), str(tmp_path / "out5")])
+    assert "not read: 1 file in .nrrd; expected DICOM, PNG, JPEG or NIfTI" in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
     assert main(["predict", str(package), str(tmp_path / "empty"), str(tmp_path / "out3")]) == 1
     make_dicom(tmp_path / "mr" / "1.dcm", np.zeros((8, 8)), Modality="MR")
