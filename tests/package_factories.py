@@ -16,7 +16,8 @@ CHOSEN = {"threshold": [0.5, 0.5], "not_sure": [[0.4, 0.6], [0.4, 0.6]]}  # of t
 def balance(network):
     """Each structure is more probable than the background in half of the pixels of noise."""
     with torch.no_grad():
-        background, *structures = network.eval()(torch.rand(1, 1, 32, 32))[1][0]
+        noise = torch.rand(1, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+        background, *structures = network.eval()(noise)[1][0]
         for number, structure in enumerate(structures, 1):
             network.classifier.bias[number] += (background - structure).median()
 

@@ -72,7 +72,7 @@ def same_probabilities(tmp_path, made, images):
 
 
 def same_masks(tmp_path, made, images):
-    """The masks of both are alike to the voxel; gives the number of voxels."""
+    """The masks of both are alike, but for two voxels at most; gives the number of voxels."""
     made.export(monai=tmp_path / "bundle")
     run(tmp_path / "bundle", images, tmp_path / "theirs")
     voxels = 0
@@ -81,7 +81,7 @@ def same_masks(tmp_path, made, images):
         mine, theirs = (nibabel.load(f) for f in (tmp_path / "ours" / row["mask"], *tmp_path.glob(f"theirs/{stem}_*")))
         assert np.allclose(mine.affine, theirs.affine)
         mine, theirs = (np.asarray(image.dataobj).squeeze() for image in (mine, theirs))
-        assert (mine != theirs).mean() < 1e-4  # scores of both networks may lie on both sides of one half
+        assert (mine != theirs).sum() <= 2  # scores of both networks may lie on both sides of one half
         assert set(np.unique(mine)) == {0, *range(1, len(made.classes) + 1)}
         voxels += (mine > 0).sum()
     return voxels
