@@ -5,7 +5,8 @@ has two parts. Task-dependent aggregation averages classifier rows over the site
 :class:`fedmend.methods.labelsets.LabelSetWorkflow`. Task-agnostic decoupling trains features by bi-level optimisation.
 Of the second we know the idea only, so this is our form of it:
 
-In each step with two independent batches a and b, features f and head Psi (the network's ``classifier``):
+In each step with two independent batches a and b, features f and head Psi (the network's ``classifier``, with the
+pooling of slices on studies):
 
 1. L_a = loss(Psi(f_a)), features without gradient.
 2. Psi' = Psi - eta dL_a/dPsi, without gradient (inner level).
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from fedmend.averaging import CLASSIFIER
 from fedmend.methods.labelsets import LabelSetFedAvgRound, LabelSetMethod
 from fedmend.methods.shared.settings import Weight
 
@@ -45,20 +47,21 @@ class FPSLRound(LabelSetFedAvgRound):
 
     def loss(self, index: Tensor) -> Tensor:
         """L_a + L_b."""
+        # The whole network each time: of studies, logits are no function of the features alone.
         first, second = index.chunk(2)
-        head = self.model.get_submodule("classifier")
-        images = self.inputs(first)
-        with torch.no_grad():
-            features = self.model(images)[0]
-        torch.clear_autocast_cache()  # else some versions of torch go on with weights cast without gradient
-        outer = self.supervised(head(features).float(), first)
-        slopes = torch.autograd.grad(outer, list(head.parameters()), retain_graph=True)
+        head = {name: value for name, value in self.model.named_parameters() if name.startswith(CLASSIFIER)}
+        rest = {name: value.detach() for name, value in self.model.named_parameters() if name not in head}
+        outer = self.supervised(self._logits(rest, first), first)
+        slopes = torch.autograd.grad(outer, list(head.values()), retain_graph=True)
         adapted = {
             name: (value - self.method.inner_rate * slope).detach()
-            for (name, value), slope in zip(head.named_parameters(), slopes, strict=True)
+            for (name, value), slope in zip(head.items(), slopes, strict=True)
         }
-        logits = functional_call(head, adapted, (self.model(self.inputs(second))[0],))
-        return outer + self.supervised(logits.float(), second)
+        return outer + self.supervised(self._logits(adapted, second), second)
+
+    def _logits(self, others: dict[str, Tensor], index: Tensor) -> Tensor:
+        """(B, M) float32 of strong views, with ``others`` in the place of parameters of these names."""
+        return functional_call(self.model, others, (self.inputs(index),))[1].float()
 
 
 @dataclass(kw_only=True, eq=False)

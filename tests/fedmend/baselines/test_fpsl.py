@@ -6,6 +6,8 @@ import torch
 from torch_factories import TinyNetwork, make_site, make_task
 
 from fedmend.baselines.fpsl import FPSL
+from fedmend.learning.slice_pooling import pooled
+from fedmend.methods.labelsets import LabelSetFedAvg
 
 POS_WEIGHT = np.array([2, 3], dtype=np.float32)
 MULTI = [[1, -1], [0, -1], [1, -1], [0, -1]]  # class 1 is unknown
@@ -52,6 +54,21 @@ def test_the_head_learns_from_the_first_batch_and_the_features_from_the_second(s
     assert gradient["classifier.weight"] == pytest.approx(d_weight, abs=1e-6)
     assert gradient["classifier.bias"] == pytest.approx(d_bias, abs=1e-6)
     assert gradient["scale"] == pytest.approx((d_features * features[second]).sum(0), abs=1e-6)
+
+
+def test_without_an_inner_step_the_gradients_of_a_repeated_batch_are_fedavgs_on_studies_too(site_of, make_net, plain):
+    class OfStudies(make_net):
+        def forward(self, images):
+            features = super().forward(images)[0]
+            return pooled(torch.stack([features, 2 - 3 * features], 1), self.classifier)
+
+    for network in (make_net, OfStudies):
+        site = site_of([0, 1, -1, 0], classes=2, folder=network.__name__)
+        method = FPSL(local_iterations=1, inner_rate=0.0)
+        loss, found = gradients(method, network(2), site, [0, 1, 2, 3, 0, 1, 2, 3])
+        once, expected = gradients(LabelSetFedAvg(local_iterations=1), network(2), site, [0, 1, 2, 3])
+        assert loss == pytest.approx(2 * once, rel=1e-6)
+        assert {name: pytest.approx(value, abs=1e-6) for name, value in expected.items()} == found
 
 
 def test_a_step_has_two_batches_each_of_its_own_order(site_of, make_net):
