@@ -10,7 +10,8 @@ s(x). B images in a batch, M classes, R rounds, r = round from 0:
 
 - L = L_I + w(r) L_C; L_I is the loss of FedAvg* with hidden labels ignored.
 - Multi-label: L_C = sum over U_k of BCE(f_c, g_c) / (B M), with the teacher's probabilities as targets and without
-  weights of positive terms. Single-label: mean over the unlabelled images of -sum_c g_c ln f_c.
+  weights of positive terms; entries that people have labelled are left out. Single-label: mean over the unlabelled
+  images of -sum_c g_c ln f_c.
 - w(r) = w_max exp(-5 (1 - min(r / r_0, 1))^2), r_0 = .15 R.
 
 Decisions:
@@ -66,7 +67,7 @@ class FSSLRound(LabelSetFedAvgRound):
 
     def _consistency(self, logits: Tensor, target: Tensor, labels: Tensor) -> Tensor:
         if self.site.data.kind == MULTILABEL:
-            return masked_bce(logits, target, (~self.known).expand_as(logits), logits.numel())
+            return masked_bce(logits, target, ~self.known & (labels == NOT_ANNOTATED), logits.numel())
         unlabelled = (labels == NOT_ANNOTATED).all(1)
         entropy = F.cross_entropy(logits, target, reduction="none")
         return torch.where(unlabelled, entropy, 0).sum() / unlabelled.sum().clamp(min=1)

@@ -9,6 +9,7 @@ from torch_factories import Says, make_task
 
 from fedmend.baselines.fssl import FSSL
 from fedmend.methods.labelsets import LabelSetFedAvg
+from fedmend.repairs.verdicts import RELABEL, Verdict
 
 POS_WEIGHT = np.array([2, 3, 4], dtype=np.float32)
 MULTI = [[1, -1, -1], [0, -1, -1], [-1, 1, -1], [0, 0, -1]]  # class 2 is unknown
@@ -53,6 +54,15 @@ def test_unknown_classes_of_multi_label_data_are_pulled_to_the_received_models_p
     expected = known_gradient.copy()
     expected[:, 2] = (f - g) / 12
     assert gradient == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_entry_that_a_person_has_labelled_is_learnt_and_not_pulled(site_of, plain):
+    received, student = logit(RECEIVED), logit(RECEIVED[::-1])
+    site = site_of(MULTI)
+    site.ledger.judge(Verdict(0, 2, RELABEL, -1, 1, reviewer="AB"))
+    gradient = moved(FSSL(local_iterations=1), site, received, student)[1][:, 2]
+    assert gradient[0] == pytest.approx(-4 * (1 - 0.45) / 12, abs=1e-6)  # as a label of weight 4
+    assert gradient[1:] == pytest.approx((RECEIVED[::-1] - RECEIVED)[1:, 2] / 12, abs=1e-6)
 
 
 def test_unlabelled_images_of_single_label_data_are_pulled_to_all_its_probabilities(site_of, plain):
