@@ -78,6 +78,7 @@ def test_a_step_has_two_batches_each_of_its_own_order(site_of, make_net):
     for batch in (found[:, :4], found[:, 4:]):
         assert batch[:3].flatten().sort().values.tolist() == list(range(12))
     assert not torch.equal(found[:, :4], found[:, 4:])
+    assert FPSL(local_iterations=6).inner_rate == 0.01
 
 
 def test_all_weights_get_a_gradient_under_mixed_precision(tmp_path):

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch_factories import Says, make_task
+from torch_factories import Says, TinyNetwork, make_site, make_task
 
 from fedmend.baselines.fssl import FSSL
+from fedmend.learning.training import LocalTrainer
 from fedmend.methods.labelsets import LabelSetFedAvg
 from fedmend.repairs.verdicts import RELABEL, Verdict
 
@@ -83,7 +84,9 @@ def test_the_teacher_sees_weak_views_and_the_student_strong_ones(site_of, monkey
     table = np.zeros((6, 3))
     table[1:5, 2] = logit(RECEIVED[:, 2])
     net = Says(table)
-    loss = FSSL(local_iterations=1).start(net, order(), site_of(MULTI)).loss(torch.arange(4))
+    work = FSSL(local_iterations=1).start(net.train(), order(), site_of(MULTI))
+    loss = work.loss(torch.arange(4))
+    assert (work._teacher.calls, net.calls) == ([(False, [1, 2, 3, 4])], [(True, [2, 3, 4, 5])])
     supervised = LabelSetFedAvg(local_iterations=1, hidden="ignored").start(net, order(), site_of(MULTI))
     g, f = RECEIVED[:, 2], np.array([*RECEIVED[1:, 2], 0.5])
     consistency = -(g * np.log(f) + (1 - g) * np.log(1 - f)).sum() / 12
@@ -108,3 +111,15 @@ def test_the_weight_rises_over_the_first_rounds(site_of, plain):
     r = 3
     assert share() == pytest.approx(full, rel=1e-4)
     assert share(consistency_weight=2.0) == pytest.approx(2 * full, rel=1e-4)
+
+
+def test_without_consistency_a_round_with_augmentation_is_fedavgs_to_the_last_digit(tmp_path):
+    trained = []
+    for method in (
+        FSSL(local_iterations=3, consistency_weight=0.0),
+        LabelSetFedAvg(local_iterations=3, hidden="ignored"),
+    ):
+        site, net = make_site(tmp_path / type(method).__name__, MULTI * 2), TinyNetwork(3)
+        LocalTrainer(learning_rate=0.01).train(method.start(net, order(), site))
+        trained.append(net.state_dict())
+    assert all(torch.equal(value, trained[1][name]) for name, value in trained[0].items())

@@ -71,6 +71,33 @@ def test_a_step_adds_mu_times_the_contrastive_loss_of_the_strong_views(site_of, 
     assert added(work, student) == pytest.approx(3 * expected, rel=1e-5)
     without = started(Moon(local_iterations=1, mu=0.0), Says([[1, 0], [1, 0], [0, 1]]), 1, site)
     assert added(without, student) == 0
+    assert (Moon(local_iterations=1).mu, Moon(local_iterations=1).temperature) == (1.0, 0.5)
+
+
+def test_both_models_that_it_is_compared_with_see_the_strong_views_in_eval_mode(site_of, monkeypatch):
+    monkeypatch.setattr(
+        "fedmend.methods.labelsets.strong", lambda images, generator, *, vertical_flip: images + 2 / 25.5
+    )
+    site, method, table = site_of(MULTI, classes=2), Moon(local_iterations=1), np.ones((5, 2))
+    finished(method, Says(table), 0, site)
+    net = Says(table).train()
+    work = started(method, net, 1, site)
+    work.loss(ALL)
+    assert [other.calls for other in work._compared] == [[(False, [2, 3, 4])]] * 2
+    assert net.calls == [(True, [2, 3, 4])]
+
+
+def test_what_a_site_keeps_is_the_model_that_it_has_trained_in_every_round(site_of, plain):
+    site, method = site_of(MULTI, classes=2), Moon(local_iterations=1)
+    finished(method, Says([[1, 0]] * 3), 0, site)
+    net = Says([[1, 0]] * 3)
+    work = started(method, net, 1, site)
+    with torch.no_grad():
+        net.table.copy_(torch.tensor([0.0, 1.0]))
+    work.report()
+    work = started(method, Says([[1, 0]] * 3), 2, site)
+    student = Says([[1, 0]] * 3)  # cosines to received and previous: 1 and 0
+    assert added(work, student) == pytest.approx(math.log(1 + math.exp(-2)), rel=1e-5)
 
 
 @pytest.mark.parametrize(("left", "round_num"), [([], 0), ([0], 2), ([0, 1], 0)], ids=["first", "missed", "repeated"])

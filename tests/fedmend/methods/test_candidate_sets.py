@@ -11,6 +11,7 @@ from torch_factories import Says, TinyNetwork, make_single_site, make_task
 from fedmend.learning.training import LocalTrainer
 from fedmend.methods.candidate_sets import CandidateSets, candidate_losses
 from fedmend.methods.labelsets import LabelSetFedAvg
+from fedmend.repairs.verdicts import RELABEL, Verdict
 
 LABELS = [0, -1, 0, -1]  # classes 1 and 2 are unknown
 P = np.array([0.5, 0.3, 0.2])  # given that it is not class 0: .6, .4
@@ -71,6 +72,7 @@ def test_which_of_the_unknown_classes_it_is_says_the_received_model(site_of):
 
 @pytest.mark.parametrize(("round_num", "weight"), [(0, math.exp(-5)), (2, math.exp(-5 / 4)), (4, 1.0), (19, 1.0)])
 def test_its_weight_rises_over_a_share_of_the_rounds(site_of, round_num, weight):
+    assert CandidateSets(local_iterations=1).ramp_share == 0.15
     loss = step(method(ramp_share=0.2), site_of(LABELS), [1], round_num=round_num)[0]  # until round 4 of 20
     assert loss == pytest.approx(-math.log(0.5) + weight * ENTROPY, rel=1e-5)
 
@@ -88,6 +90,14 @@ def test_without_candidates_or_unlabelled_images_it_is_fedavg_to_the_last_digit(
     found, fedavg = (step(m, site, index) for m in (method(), LabelSetFedAvg(local_iterations=1)))
     assert found[0] == fedavg[0]
     assert np.array_equal(found[1], fedavg[1])
+
+
+def test_classifiers_are_solved_from_labels_of_people_and_shares_of_the_unknown_classes(site_of):
+    site = site_of(LABELS)
+    site.ledger.judge(Verdict(1, 2, RELABEL, -1, 1, reviewer="AB"))
+    assert site.data.annotated.all()  # a column of single labels is; the site knows class 0 alone
+    solved = method().solved_from(torch.tensor(SAID), site)
+    assert solved == pytest.approx(np.array([[1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 0.6, 0.4]]))
 
 
 @pytest.mark.parametrize("labels", [[0, -1], [0] + [-1] * 7, [0, 1, 2, -1]])

@@ -76,6 +76,20 @@ def test_what_is_taken_back_of_a_class_never_exceeds_its_risk(site_of):
     assert loss == pytest.approx(entropy + second + elsewhere, rel=1e-5)
 
 
+def test_without_a_prior_the_risk_may_be_below_0(site_of):
+    # A class of probability below .01 has l = -ln(1 - p + .01) < 0.
+    said = np.log([[0.001, 0.002, 0.997]] * 4)
+    loss = step(FedPU(local_iterations=1), site_of(LABELS), said, [2])[0]
+    assert loss == pytest.approx((other(0.001) + other(0.002)) / 2, rel=1e-4)
+    assert loss < 0
+
+
+def test_the_prior_of_labelled_images_is_that_of_the_first_class_that_the_site_knows(site_of):
+    # Class 0 is unknown; class 1 has two labelled images of three, class 2 one: priors 1/4 * 2 and 1/4 * 1.
+    loss = step(FedPU(local_iterations=1, hidden_share=0.2), site_of([1, 2, -1, 1]), SAID, [0])[0]
+    assert loss == pytest.approx(-math.log(0.3) + 0.5 * other(0.5), rel=1e-5)
+
+
 def test_an_unknown_class_that_a_person_gave_an_image_is_not_taken_from_it(site_of):
     site = site_of([*LABELS, -1])
     site.ledger.judge(Verdict(2, 2, RELABEL, -1, 1, reviewer="AB"))
