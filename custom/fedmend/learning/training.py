@@ -51,7 +51,8 @@ class LocalTrainer:
         local_epochs: epochs per round, >= 1.
         second_momentum: Adam's beta_2, in [0, 1).
         keep_moments: Adam goes on with the moments of the round before; otherwise it is fresh in every round. A round
-            whose model does not go on (:attr:`fedmend.method.Round.goes_on`) starts afresh and leaves none.
+            whose model does not go on (:attr:`fedmend.method.Round.goes_on`) starts afresh and leaves none. Those of
+            an earlier run of the same name, from another seed, do not count.
         norm: ``averaged``, or ``local``: normalisation layers stay at the site, see
             :mod:`fedmend.learning.local_norm`.
     """
@@ -127,7 +128,8 @@ class LocalTrainer:
                     " lower learning_rate"
                 )
         if keep:
-            site.state.save_turn(MOMENTS, task.round_num, optimizer.state_dict()["state"])
+            moments = {"seed": task.seed, "state": optimizer.state_dict()["state"]}
+            site.state.save_turn(MOMENTS, task.round_num, moments)
         return mean
 
     def _optimizer(self, model: nn.Module, task: RoundTask, site: Site, *, keep: bool) -> torch.optim.Optimizer:
@@ -144,8 +146,8 @@ class LocalTrainer:
             fused=True,
         )
         before = site.state.last_turn(MOMENTS, before=task.round_num) if keep else None
-        if before is not None and before[0] == task.round_num - 1:
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": before[1]})
+        if before is not None and before[0] == task.round_num - 1 and before[1].get("seed") == task.seed:
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": before[1]["state"]})
         return optimizer
 
 

@@ -357,6 +357,15 @@ def test_a_site_that_missed_a_round_starts_with_a_fresh_adam(tmp_path):
         assert moved == pytest.approx(adam([1.0]) + adam([-2.0]), abs=1e-6)
 
 
+def test_moments_that_an_earlier_run_with_another_seed_left_do_not_count(tmp_path):
+    fresh, later = make_site(tmp_path / "fresh", LABELS), make_site(tmp_path / "later", LABELS)
+    trainer(keep_moments=True).train(start(later, round_num=0, seed=8))
+    found = [start(site, round_num=1) for site in (fresh, later)]
+    for work in found:
+        trainer(keep_moments=True).train(work)
+    assert equal(*(weights(work.model) for work in found))
+
+
 def test_moments_are_kept_on_disk_for_another_process_and_only_when_asked(tmp_path):
     for keep in (False, True):
         site = make_site(tmp_path / str(keep), LABELS)
