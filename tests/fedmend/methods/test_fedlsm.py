@@ -1,6 +1,7 @@
 """The client half of FedLSM at a site: uncertainty, pools, pseudo-labels, losses, teacher, passes, report."""
 
 import copy
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -46,6 +47,14 @@ def plain(monkeypatch):
     monkeypatch.setattr("fedmend.methods.labelsets.strong", lambda images, generator, *, vertical_flip: images)
 
 
+def test_the_settings_are_those_of_the_released_code_unless_a_job_says_otherwise():
+    set_at = {"tau_positive": 0.85, "tau_negative": 0.01, "ude_tau_positive": 0.7, "ude_tau_negative": 0.005}
+    set_at |= {"high": 0.05, "low": 0.2, "pairs": 4, "ude_weight": 0.1, "mixup_alpha": 0.2, "ema_decay": 0.999}
+    off = dict.fromkeys(("keep_labelled", "discount", "known_all_labelled", "vertical_flip"), False)
+    expected = {"local_iterations": 1, "ue": True, "loss_mean": "parts"} | set_at | off
+    assert dataclasses.asdict(FedLSM(local_iterations=1)) == expected
+
+
 # ---- pools -----------------------------------------------------------------------------------------------------------
 
 
@@ -58,12 +67,14 @@ def test_equal_uncertainties_are_sorted_by_sample_number():
     high, low, middle = split_pools(np.array([1.0, 0.0, 1.0, 0.0, 1.0, 0.0]), 2, 2)
     assert (high.tolist(), low.tolist(), middle.tolist()) == ([2, 4], [1, 3], [0, 5])
     assert [p.tolist() for p in split_pools(np.zeros(3), 1, 2)] == [[2], [0, 1], []]
+    high, low, _ = split_pools(np.arange(99.0) % 3, 4, 4)  # many, which not every way to sort leaves in order
+    assert (high.tolist(), low.tolist()) == ([89, 92, 95, 98], [0, 3, 6, 9])
 
 
 @pytest.mark.parametrize(
     ("high", "low", "sizes"),
-    [(3, 4, (3, 4)), (0.3, 0.5, (3, 5)), (0.01, 0.01, (1, 1)), (5, 5, (5, 5)), (0.5, 2, (5, 2))],
-    ids=["numbers", "shares", "at least one", "the whole site", "mixed"],
+    [(3, 4, (3, 4)), (0.3, 0.5, (3, 5)), (0.38, 0.12, (4, 1)), (0.01, 0.01, (1, 1)), (5, 5, (5, 5)), (0.5, 2, (5, 2))],
+    ids=["numbers", "shares", "rounded shares", "at least one", "the whole site", "mixed"],
 )
 def test_pool_sizes_are_numbers_or_shares(site_of, high, low, sizes):
     site = site_of([[1, -1, -1]] * 10)
@@ -78,6 +89,17 @@ def test_pool_sizes_are_numbers_or_shares(site_of, high, low, sizes):
 def test_pools_larger_than_the_site_are_refused(site_of, high, low, got):
     with refused(f"site-1: train.csv: expected at least high + low = {got} samples, got 10"):
         settings(high=high, low=low).start(Says(np.zeros((10, 3))), order(), site_of([[1, -1, -1]] * 10))
+
+
+def test_without_uncertainty_pools_are_drawn_anew_in_every_round_by_a_generator_of_their_own(site_of):
+    site, net = site_of([[1, -1, -1]] * 20), Says(np.zeros((20, 3)))
+    drawn = [settings(ue=False, high=5, low=5).start(net, order(r), site) for r in (0, 0, 1)]
+    first, again, other = ([pool.tolist() for pool in work._pools] for work in drawn)
+    assert first == again
+    assert all(pool != moved for pool, moved in zip(first, other, strict=True))
+    assert sorted(np.concatenate(first)) == list(range(20))
+    assert net.calls == []
+    assert torch.equal(drawn[0].generator.get_state(), site.generator(order(), "augment").get_state())
 
 
 @pytest.mark.parametrize("mode", [True, False])
@@ -347,7 +369,26 @@ def test_pairs_of_which_none_has_a_label_add_nothing(site_of, plain, labels):
     assert added == 0
 
 
+def test_the_mixing_weight_is_drawn_anew_in_every_round(site_of):
+    site, net = site_of([[1, -1, -1]] * 4), Says(np.zeros((4, 3)))
+    first, again, other = (settings().start(net, order(r), site)._mixing.beta(0.2, 0.2) for r in (0, 0, 1))
+    assert first == again != other
+
+
 # ---- teacher --------------------------------------------------------------------------------------------------------
+
+
+def test_after_a_step_the_teacher_follows_the_student_by_its_decay_and_has_its_statistics(tmp_path):
+    net = TinyNetwork(3)
+    work = settings(ema_decay=0.75).start(net, order(), make_picture_site(tmp_path, [[1, -1, -1]] * 4))
+    before = net.classifier.bias.detach().clone()
+    with torch.no_grad():
+        net.classifier.bias += 8
+        net.norm.running_mean += 8
+    assert torch.equal(work._teacher.network.classifier.bias, before)
+    work.after_step()
+    assert torch.allclose(work._teacher.network.classifier.bias, before + 2)
+    assert work._teacher.network.norm.running_mean.tolist() == [8.0] * 12
 
 
 PICTURES = [[1, -1, -1], [0, -1, -1]] * 8
@@ -490,6 +531,8 @@ def test_the_histogram_of_uncertainty_counts_every_sample(site_of, plain, play):
     expected[[1, 0, -1]] = [1, 1, 4]  # entropies 0.081, 0.011 and 1
     assert seen.tolist() == expected.tolist()
     assert seen.dtype == np.int64
+    unsure = played(play, site, multi_table(*((i, 0.9) for i in range(6))), 1)["uncertainty"]
+    assert unsure.tolist() == [0] * 9 + [6] + [0] * 10  # entropy 0.469
 
 
 # ---- whole rounds ---------------------------------------------------------------------------------------------------

@@ -48,6 +48,11 @@ def test_a_row_is_weighted_by_q_whoever_knows_the_class():
     assert [found[site][4] for site in "abc"] == pytest.approx([0, 1, 0])
 
 
+def test_a_row_is_weighted_by_q_however_small_it_is():
+    found = shares("awpa", {"a": [0] * 5, "b": [0.1] * 5, "c": [0.3] * 5})
+    assert [found[site].tolist() for site in "abc"] == [pytest.approx([share] * 5) for share in (0, 0.25, 0.75)]
+
+
 def test_a_row_without_any_q_is_weighted_by_samples_over_the_sites_that_know_it():
     found = shares("awpa", {"a": [0] * 5, "b": [0] * 5, "c": [0] * 5})
     assert [found[site][0] for site in "abc"] == pytest.approx([10 / 40, 30 / 40, 0])

@@ -85,6 +85,18 @@ def test_rows_of_the_classifier_are_averaged_class_by_class_and_the_rest_by_samp
         assert run.moved(key) == pytest.approx([backbone] * 12, rel=1e-4)
 
 
+def test_a_site_that_annotates_a_class_without_a_positive_has_no_part_in_its_row(tmp_path):
+    def change(site, question, task, result):
+        if question == CENSUS:
+            result.census["annotated"] = np.ones(3, dtype=bool)
+        return result
+
+    run = play(tmp_path, answers(change=change), FedLSMWorkflow(aggregation="masked"))
+    assert run.stopped == ""
+    assert run.moved() == pytest.approx([3 * v for v in ((10 * 1 + 30 * 3) / 40, 3, 6)], rel=1e-4)
+    assert LabelSetWorkflow(aggregation="masked").pos_weight_cap == 100.0
+
+
 @pytest.mark.parametrize(("aggregation", "row"), [("masked", 2.5), ("samples", 4.6)])
 @pytest.mark.parametrize("workflow", [FedLSMWorkflow, LabelSetWorkflow])
 def test_baselines_that_report_nothing_run_without_awpa(tmp_path, workflow, aggregation, row):
@@ -217,9 +229,10 @@ def test_a_job_goes_on_behind_a_crash_to_the_same_model_and_records(tmp_path):
     assert same_models(resumed.model, whole.model)
 
 
-def test_a_class_whose_only_site_is_gone_keeps_the_weight_that_its_row_was_trained_with(tmp_path):
-    first = play(tmp_path, num_rounds=2)
-    left = {site: SITES[site] for site in ("site-1", "site-2")}
+def goes_on_with(folder, *names):
+    """The weights of positive terms that a second job of a run sends to the sites that are left."""
+    first = play(folder, num_rounds=2)
+    left = {site: SITES[site] for site in names}
     plain = plain_answers(left, samples=SAMPLES, step=STEP)
 
     def answer(site, question, weights, task, evaluate):
@@ -228,7 +241,15 @@ def test_a_class_whose_only_site_is_gone_keeps_the_weight_that_its_row_was_train
         return result
 
     more = {"num_rounds": 3, "job": "job-2", "allow_changes": ["num_rounds"]}
-    again = Run(tmp_path, FedLSMWorkflow(), list(left), answer, classes=CLASSES, max_site_share=1, **more)
+    again = Run(folder, FedLSMWorkflow(), list(left), answer, classes=CLASSES, max_site_share=1, **more)
     assert (first.stopped, again.stopped) == ("", "")
-    sent = again.knowledge("train")[2]["pos_weight"]
-    assert sent.tolist() == pytest.approx([(10 - 4 + 30 - 4) / 8, (30 - 4) / 4, (60 - 4) / 4])
+    return again.knowledge("train")[2]["pos_weight"].tolist()
+
+
+def test_a_class_whose_only_site_is_gone_keeps_the_weight_that_its_row_was_trained_with(tmp_path):
+    sent = goes_on_with(tmp_path, "site-1", "site-2")
+    assert sent == pytest.approx([(10 - 4 + 30 - 4) / 8, (30 - 4) / 4, (60 - 4) / 4])
+
+
+def test_a_class_that_a_site_still_knows_has_the_weight_of_the_sites_that_are_left(tmp_path):
+    assert goes_on_with(tmp_path, "site-2", "site-3") == pytest.approx([(30 - 4) / 4, (30 - 4) / 4, (60 - 4) / 4])

@@ -63,6 +63,23 @@ def test_a_round_has_its_number_of_batches_and_repeats_a_sample_only_when_too_fe
     assert len(found.unique()) == 20
 
 
+def test_every_round_and_epoch_has_an_order_of_its_own_which_a_repeated_round_has_again(site_of):
+    site = site_of([[1, -1, -1]] * 20)
+    first, again, second, later = (batches(site, r, epoch) for r, epoch in ((0, 0), (0, 0), (0, 1), (1, 0)))
+    assert torch.equal(first, again)
+    assert not torch.equal(first[:5], second[:5])
+    assert not torch.equal(first[:5], later[:5])
+
+
+def test_strong_views_are_other_ones_at_each_call_and_the_same_in_a_repeated_round(tmp_path):
+    site, net = make_picture_site(tmp_path, MULTI), TinyNetwork(3)
+    method, index = LabelSetFedAvg(local_iterations=1), torch.arange(4)
+    works = [method.start(net, order(), site) for _ in range(2)]
+    (first, second), again = ([work.inputs(index) for _ in range(2)] for work in works)
+    assert not torch.equal(first, second)
+    assert all(torch.equal(x, y) for x, y in zip((first, second), again, strict=True))
+
+
 # ---- FedAvg ---------------------------------------------------------------------------------------------------------
 
 MULTI = [[1, -1, -1], [0, -1, -1], [-1, 1, -1], [0, 0, -1]]  # class 2 is unknown
@@ -138,6 +155,7 @@ def test_fedprox_adds_half_mu_times_the_squared_distance_to_the_received_model(s
     loss = work.loss(torch.arange(4))
     plain_loss = LabelSetFedAvg(local_iterations=1).start(net, order(), site).loss(torch.arange(4))
     assert (loss - plain_loss).item() == pytest.approx(0.4 / 2 * 4 * (1 + 4), rel=1e-5)
+    assert LabelSetFedProx(local_iterations=1).mu == 0.01
 
 
 def test_fedrs_multiplies_the_logits_of_unknown_classes_in_multi_label_data(site_of, plain):

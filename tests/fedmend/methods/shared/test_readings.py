@@ -101,6 +101,13 @@ def test_the_surest_class_of_an_unlabelled_sample_counts_only_where_it_is_unknow
     assert target[:2].tolist() == [[1, 0, 0], [0, 0, 1]]
 
 
+def test_a_threshold_of_one_label_includes_its_own_value():
+    reading, predicted, unknown = READINGS[SINGLELABEL], torch.tensor([[0.25, 0.75]]), torch.tensor([False, True])
+    for tau, counts in ((0.75, True), (0.7501, False)):
+        _, valid = reading.pseudo_labels(predicted, torch.full((1, 2), -1.0), unknown, tau, 0.0)
+        assert valid.tolist() == [[counts] * 2]
+
+
 # ---- losses ---------------------------------------------------------------------------------------------------------
 
 
