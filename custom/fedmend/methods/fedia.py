@@ -236,13 +236,13 @@ class FedIA(SliceMethod):
         Returns:
             True; False: nothing was marked, as it would have been too much (D12).
         """
-        masks, estimate = site.data.train.masks, completeness(np.array(lesions)) if lesions else 0.0
-        threshold, marked = self.threshold, int((masks > 0).sum())
+        own, estimate = site.ledger.judged(site.data.train.masks) > 0, completeness(np.array(lesions or (0, 0)))
+        threshold, marked = self.threshold, int(own.sum())
         if self.volume_prior and estimate:
-            unmarked = (p[masks[index] == 0] for index, p in infer_masks(model, site.data.train, site))
+            unmarked = (p[~own[index]] for index, p in infer_masks(model, site.data.train, site))
             threshold = threshold_for(unmarked, marked * (1 / estimate - 1))
         added, confidence = unmarked_lesions(model, site, threshold, extent=min(self.extent, threshold))
-        if (pixels := int(added.sum())) > self.most_added * marked > 0:
+        if (pixels := int((added & ~own).sum())) > self.most_added * marked > 0:
             LOG.warning("%s: %d pixels beside %d marked ones are too many; corrected later", site.name, pixels, marked)
             return False
         site.ledger.record(RULE, task.ledger_round, added, confidence)
@@ -256,11 +256,12 @@ class FedIA(SliceMethod):
             FedMendError: the site took part in fewer than two rounds; it goes on as one that joined after the warm-up.
         """
         progress, split, predicted = Progress.load(site), site.data.train, 0
+        own = site.ledger.judged(split.masks) > 0  # what people accepted in other runs is annotation, too
         first = task.round_num - max(2, math.ceil(self.line_share * task.round_num))
         progress.line = fit_line({r: iou for r, iou in progress.iou.items() if r < task.round_num}, first)
         for _, probability in infer_masks(model, split, site):
             predicted += count_components(probability > 0.5, smallest=self.min_component)
-        progress.lesions = [count_components(split.masks > 0, smallest=self.min_component), predicted]
+        progress.lesions = [count_components(own, smallest=self.min_component), predicted]
         progress.estimated = task.round_num
         progress.save(site)
         lesions, line = np.array(progress.lesions, dtype=np.int64), np.array(progress.line, dtype=np.float32)

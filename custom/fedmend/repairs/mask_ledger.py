@@ -190,6 +190,10 @@ class MaskLedger(Ledger):
         """(N, size, size) bool: the pixels that repairs in force gave a class; otherwise as :meth:`change`."""
         return self.change() > 0
 
+    def judged(self, masks: np.ndarray) -> np.ndarray:
+        """``masks`` (N, size, size) with the pixels that people have accepted, and no other repair; uint8."""
+        return repaired(masks, self.accepted())
+
     def apply(self, masks: np.ndarray) -> np.ndarray:
         """The training target: ``masks`` (N, size, size) with the changes in force; of one class bool, else uint8."""
         target = repaired(masks, self.change())

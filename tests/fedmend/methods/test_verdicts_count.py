@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch_factories import Says, one_hot
+from torch_factories import Says, SaysMasks, make_mask_site, make_task, one_hot
 
 from fedmend.baselines.cbafed import CBAFed
 from fedmend.baselines.fedfixmatch import FedFixMatch
@@ -13,6 +13,7 @@ from fedmend.baselines.fednoro_multilabel import MultiLabelFedNoRo
 from fedmend.baselines.fixmatch import FixMatch
 from fedmend.method import RoundTask
 from fedmend.methods.baselines import FedAvg, FedAvgPL, FedProx, SingleLabelFedAvg, SingleLabelFedProx
+from fedmend.methods.fedia import FedIA
 from fedmend.methods.fedlsm import FedLSM
 from fedmend.methods.fedmlp import RULE, WARMUP, FedMLP
 from fedmend.methods.fednoro import FedNoRo
@@ -117,3 +118,45 @@ def test_a_rejected_pseudo_label_of_a_missing_class_is_not_trained_on(make_site,
         work.report()
         assert (site.ledger.repairs()[:, 1] == 1).tolist() == [False, rejected == 0]
         assert bool(net.classifier.bias.grad[1]) == (rejected == 0)
+
+
+# ---- masks ----------------------------------------------------------------------------------------------------------
+MASKS = np.zeros((4, 16, 16), dtype=np.uint8)
+MASKS[0, 2, 2:4] = 1
+
+
+def with_accepted_lesions(folder, count):
+    """A site that has marked one lesion of two pixels, and whose people accepted as many more in another run."""
+    site, change = make_mask_site(folder, MASKS), np.zeros(MASKS.shape, dtype=np.int8)
+    change[1, 1 : 1 + 2 * count : 2, 2:4] = 1
+    site.ledger.record("of another run", 0, change, np.full(len(MASKS), 0.9))
+    if count:
+        site.ledger.judge(Verdict(1, 0, ACCEPT, -1, 1, "", 0, "AB"))
+    site.ledger.undo(from_round=0)
+    return site
+
+
+def fedia_at(site, found, **options):
+    """The method and its state after a warm-up that found these lesions."""
+    method, net = FedIA(**options), SaysMasks(np.where(found, 0.9, 0.1))
+    site.state.save("fedia", {"iou": {0: 0.5, 1: 0.5}})
+    return method, net, method.collect(net, make_task("completeness", 2), site)["lesions"].tolist()
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 3])
+def test_lesions_that_people_accepted_make_a_site_more_complete(tmp_path, accepted):
+    found = np.zeros(MASKS.shape, dtype=bool)
+    found[0, 2, 2:4] = found[1, 1:9:2, 2:4] = True  # five
+    assert fedia_at(with_accepted_lesions(tmp_path, accepted), found)[2] == [1 + accepted, 5]
+
+
+def test_what_people_accepted_counts_as_marked_where_a_correction_may_be_too_large_and_by_volume(tmp_path):
+    found = np.zeros(MASKS.shape, dtype=bool)
+    found[0, 2, 2:4] = found[1, 1:9:2, 2:4] = True
+    site = with_accepted_lesions(tmp_path / "limit", 2)  # 6 pixels are marked, 4 more are found
+    method, net, lesions = fedia_at(site, found, most_added=0.7)
+    assert method.correct_masks(net, make_task(round_num=2), site, lesions)
+    site = with_accepted_lesions(tmp_path / "volume", 2)
+    method, net, lesions = fedia_at(site, found, volume_prior=True)  # a = 3 / 5: 4 pixels are missing
+    method.correct_masks(net, make_task(round_num=2), site, lesions)
+    assert site.ledger.apply(MASKS).sum() == 10
