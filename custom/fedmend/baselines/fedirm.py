@@ -203,7 +203,8 @@ class FedIRMWorkflow(Workflow):
     def run(self, fed: Federation) -> None:
         first = max(1, round(FIRST_STAGE * fed.num_rounds))
         for r in fed.rounds():
-            stage = SUPERVISED if r < first - 1 else RELATION if r < first else MATCH
+            unknown = r < first or not fed.memory.knowledge  # a run may go on with fewer rounds in all
+            stage = SUPERVISED if r < first - 1 else RELATION if unknown else MATCH
             answers = fed.train(stage, knowledge=fed.memory.knowledge)
             fed.memory.knowledge = merged_relations(fed, answers) or fed.memory.knowledge  # a run may get more rounds
 

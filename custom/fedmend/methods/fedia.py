@@ -325,7 +325,8 @@ class FedIAWorkflow(Settings, Workflow):
 
     def run(self, fed: Federation) -> None:
         for r in fed.rounds():
-            if r == self.warmup_rounds:
+            late = r > self.warmup_rounds and not fed.memory.completeness  # a run may go on with a shorter warm-up
+            if r == self.warmup_rounds or late:
                 fed.memory.completeness = self._estimate(fed)  # Eqs. (3) and (6)
             if r < self.warmup_rounds:  # stage 1, Eq. (1)
                 self._train(fed, WARMUP)

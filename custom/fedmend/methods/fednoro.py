@@ -171,7 +171,8 @@ class FedNoRoWorkflow(Settings, Workflow):
         if end <= begin and max(self.ramp_begin, self.ramp_end) >= 0:
             fed.warn(f"ramp_end: expected a round after ramp_begin, {begin}, got {end}: lambda does not rise")
         for r in fed.rounds():
-            if r == (0 if self.judges else self.warmup_rounds):
+            first = 0 if self.judges else self.warmup_rounds
+            if r == first or (r > first and not fed.memory.roles):  # a run may go on with a shorter warm-up
                 fed.memory.roles = self._detect(fed)  # Eq. (3)
             if r < self.warmup_rounds:  # stage 1, Eq. (2)
                 fed.train(WARMUP)

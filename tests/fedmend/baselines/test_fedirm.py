@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from federation_factories import Run, plain_answers
+from federation_factories import Run, failing, plain_answers
 from torch_factories import Says, make_task
 
 from fedmend.baselines.fedirm import (
@@ -169,8 +169,9 @@ def answers(change=None):
     return answer
 
 
-def play(folder, answer=None, rounds=50):
-    return Run(folder, FedIRMWorkflow(), list(ANNOTATED), answer or answers(), num_rounds=rounds, eval_every=50)
+def play(folder, answer=None, rounds=50, **options):
+    answer = answer or answers()
+    return Run(folder, FedIRMWorkflow(), list(ANNOTATED), answer, num_rounds=rounds, eval_every=50, **options)
 
 
 def test_stages_and_relations_follow_each_other(tmp_path):
@@ -183,3 +184,12 @@ def test_stages_and_relations_follow_each_other(tmp_path):
     expected = [[(0.2 + 3 * 0.6) / 4, (0.4 + 3 * 0.8) / 4], [0.1, 0.3]]
     for knowledge in sent[2:]:
         np.testing.assert_allclose(knowledge["relation"], expected, rtol=1e-5)
+
+
+def test_a_run_that_goes_on_with_fewer_rounds_asks_for_relations_before_it_uses_them(tmp_path):
+    crash = failing(answers(), site="site-1", when=lambda name, r: (name, r) == (TRAIN, 5))
+    assert play(tmp_path, crash, rounds=500).stopped  # the first stage lasts 20 rounds
+    again = play(tmp_path, allow_changes=["num_rounds"])
+    assert again.stopped == ""
+    stages = [stage for question, _, stage in again.stages if question == TRAIN]
+    assert stages == [RELATION, *[MATCH] * 44]

@@ -155,6 +155,13 @@ def test_a_job_that_goes_on_knows_completeness_and_corrections(tmp_path):
         assert again.decisions(what) == whole.decisions(what)
 
 
+def test_a_job_that_goes_on_with_a_warm_up_that_is_over_estimates_at_once(tmp_path):
+    crash = failing(answers(NEVER), site="site-1", when=lambda name, r: (name, r) == (TRAIN, 3))
+    assert play(tmp_path, crash, warmup_rounds=5).stopped
+    again = play(tmp_path, answers({0: (WAITS,) * 3, 3: (DONE,) * 3}))
+    assert again.stages[1:4] == [(COLLECT, 3, "completeness"), (TRAIN, 3, "correction"), (TRAIN, 4, "corrected")]
+
+
 GOOD = {"dice_loss": np.array([0.5], dtype=np.float32), "correction": np.array([WAITS])}
 
 

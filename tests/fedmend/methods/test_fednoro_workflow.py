@@ -396,6 +396,13 @@ def test_a_site_that_joins_behind_the_detection_is_noisy(tmp_path):
     assert resumed.roles("robust") == told([*NOISY, "site-6"], joined)
 
 
+def test_a_run_that_goes_on_with_a_warm_up_that_is_over_detects_at_once(tmp_path):
+    assert play(tmp_path, crashing((TRAIN, 3)), warmup_rounds=5).stopped
+    resumed = play(tmp_path, warmup_rounds=2)
+    assert asked(resumed, COLLECT) == [(COLLECT, 3)]
+    assert resumed.roles("robust") == told(NOISY)
+
+
 # ---- settings -------------------------------------------------------------------------------------------------------
 
 
