@@ -224,9 +224,10 @@ class FedNoRoWorkflow(Settings, Workflow):
         # A site that was not there when an earlier job of this run told them apart has shown nothing.
         roles = {site: fed.memory.roles.get(site, NOISY) for site in fed.sites}
         noisy = [site for site, role in roles.items() if role == NOISY]
+        clean = sorted(set(roles) - set(noisy))  # none where a run goes on without them
         answers = fed.train(
             ROBUST,
-            sites=sorted(set(roles) - set(noisy)) if self.aggregation == "clean" and noisy else None,
+            sites=clean if self.aggregation == "clean" and noisy and clean else None,
             roles=roles,
             knowledge={"distillation_weight": np.array(weight, dtype=np.float32)},
             average=partial(distance_aware, noisy) if self.aggregation == "distance" and noisy else by_samples,

@@ -396,6 +396,14 @@ def test_a_site_that_joins_behind_the_detection_is_noisy(tmp_path):
     assert resumed.roles("robust") == told([*NOISY, "site-6"], joined)
 
 
+def test_a_run_that_goes_on_without_its_clean_sites_averages_all_that_are_left(tmp_path):
+    assert play(tmp_path, crashing((TRAIN, 4)), aggregation="clean").stopped
+    left = {site: [1, 1] for site in [*NOISY, "site-6", "site-7"]}
+    resumed = play(tmp_path, answers(sites=left), sites=left, aggregation="clean")
+    assert resumed.stopped == ""
+    assert resumed.roles("robust") == told(left, left)
+
+
 def test_a_run_that_goes_on_with_a_warm_up_that_is_over_detects_at_once(tmp_path):
     assert play(tmp_path, crashing((TRAIN, 3)), warmup_rounds=5).stopped
     resumed = play(tmp_path, warmup_rounds=2)
