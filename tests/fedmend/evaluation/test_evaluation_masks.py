@@ -66,6 +66,16 @@ def test_surfaces_of_a_volume_in_micrometres_are_measured_in_millimetres(tmp_pat
     assert found.hd95.tolist() == [[2.0]]
 
 
+@pytest.mark.parametrize(("size", "counts"), [(10, [1, 0, 0]), (11, [0, 1, 1])])
+def test_a_lesion_of_which_a_tenth_is_found_is_found(tmp_path, size, counts):
+    def change(said):
+        said[0] &= np.cumsum(said[0]).reshape(8, 8) <= 1
+
+    mask = np.zeros((8, 8, 4), bool)
+    mask[:, 3, 0], mask[: size - 8, 4, 0] = True, True
+    assert measured(tmp_path, [mask], change, np.eye(4)).lesions.tolist() == [[counts]]
+
+
 def test_a_volume_without_lesion_has_no_surface_and_no_dice(tmp_path):
     found = measured(tmp_path, [np.zeros((8, 8, 4), bool)], lambda said: None, np.eye(4))
     assert np.isnan([found.dice[0, 0], found.hd95[0, 0]]).all()
