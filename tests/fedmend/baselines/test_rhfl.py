@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from factories import refused
 from federation_factories import Run, confusion, plain_answers
 from torch_factories import Says, make_task
 
@@ -41,7 +42,7 @@ def start(site_of, method):
 
 def test_a_site_reports_the_mean_over_the_samples_of_its_last_epoch(site_of):
     work = start(site_of, RHFL())
-    for epoch, parts in enumerate([[[0], [1], [2], [3]], [[0, 1, 2], [3]]]):
+    for epoch, parts in enumerate([[[0], [1]], [[0, 1, 2], [3]]]):
         list(work.batches(epoch))
         losses = [work.loss(torch.tensor(part)).item() for part in parts]
     assert losses == pytest.approx([SYMMETRIC[:3].mean(), SYMMETRIC[3]], rel=1e-5)
@@ -96,6 +97,18 @@ def test_the_fall_is_relative_to_the_new_loss_and_an_unknown_site_has_none():
     assert list(found.values()) == pytest.approx(softmax([0.5 / 1.5, 0.25 / 1.5, 0]))
 
 
+def test_a_loss_that_rises_counts_against_a_site_where_absolute_values_are_added_up():
+    now = {"a": contribution(0.5), "b": contribution(1.0)}
+    found = RHFLWorkflow(normaliser="abs").weights({"a": 0.75, "b": 0.75}, now)  # 0.5, -0.25
+    assert list(found.values()) == pytest.approx(softmax([0.5 / 1.5, -0.25 / 1.5]))
+
+
+def test_a_loss_of_0_takes_the_whole_fall():
+    now = {"a": contribution(0.0), "b": contribution(1.0)}
+    found = RHFLWorkflow().weights({"a": 1.0, "b": 2.0}, now)
+    assert list(found.values()) == pytest.approx(softmax([0.5, 0]), rel=1e-6)
+
+
 def test_samples_count_only_when_asked():
     now = {"a": contribution(1, 10), "b": contribution(1, 30)}
     assert list(RHFLWorkflow().weights({}, now).values()) == pytest.approx([0.5, 0.5])
@@ -134,3 +147,18 @@ def test_the_first_round_is_uniform_and_later_ones_follow_the_falls(tmp_path):
     expected = [[1 / 3] * 3, softmax([0.5, 0, 0]), softmax([0, 0.5, 0]), softmax([0, 0, 0.5])]
     assert [list(s.values()) for s in shares] == [pytest.approx(e, abs=1e-4) for e in expected]
     assert run.moved()[0] == pytest.approx(sum(e[0] for e in expected), rel=1e-5)
+
+
+def test_a_site_that_missed_a_round_has_no_fall_in_the_next_one(tmp_path):
+    def absent(site, question, weights, task, evaluate):
+        missed = (site, question, task.round_num) == ("site-1", TRAIN, 1)
+        return None if missed else answers(site, question, weights, task, evaluate)
+
+    run = play(tmp_path, absent, min_sites=2)
+    shares = [list(value.values()) for _, value in run.decisions("confidence_shares")]
+    assert shares[2] == pytest.approx(softmax([0, 0.5, 0]), abs=1e-4)
+
+
+def test_a_report_without_the_loss_is_refused():
+    with refused("report: expected ['local_loss'], got none of ['local_loss']"):
+        RHFLWorkflow().check("train", {})
