@@ -1,12 +1,14 @@
 """Masks of volumes, measured by hand."""
 
+import dataclasses
+
 import nibabel
 import numpy as np
 import pytest
 import torch
 from nifti_factories import lesion, make_volume_site, open_volumes
 
-from fedmend.evaluation.masks import _numbered, measure_masks
+from fedmend.evaluation.masks import _numbered, _volume, measure_masks
 from fedmend.method import Site
 
 
@@ -52,6 +54,45 @@ def test_a_shift_by_one_row_is_the_height_of_a_row(tmp_path):
 
     found = measured(tmp_path, [lesion(((2, 5), (2, 5), (1, 3)))], change, np.diag([1.0, 2.0, 5.0, 1.0]))
     assert found.hd95.tolist() == [[2.0]]
+
+
+TURNED = np.array([[0, 2.0, 0, 0], [1, 0, 0, 0], [0, 0, 5, 0], [0, 0, 0, 1]])  # axes of the file: to the front, right
+
+
+@pytest.mark.parametrize(
+    ("affine", "edges", "millimetres"),
+    [
+        (np.diag([1.0, 2.0, 5.0, 1.0]), (8, 8), (5, 2, 1)),
+        (np.diag([1.0, 2.0, 5.0, 1.0]), (8, 16), (5, 4, 1)),  # 16 rows become 8
+        (TURNED, (8, 8), (5, 1, 2)),
+        (TURNED, (16, 8), (5, 2, 2)),
+    ],
+)
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_shift_by_one_slice_row_or_column_is_its_size(tmp_path, affine, edges, millimetres, axis):
+    def change(said):
+        said[:] = np.roll(said, 1, axis=axis)
+
+    mask = np.zeros((*edges, 4), bool)
+    mask[tuple(slice(edge // 4, edge * 5 // 8) for edge in edges)] = True
+    mask[:, :, [0, 3]] = False
+    assert measured(tmp_path, [mask], change, affine).hd95.tolist() == [[millimetres[axis]]]
+
+
+def test_classes_are_measured_apart_and_a_single_pixel_far_off_is_beyond_the_percentile(tmp_path):
+    split = open_volumes(make_volume_site(tmp_path / "site", test=[lesion()], affine=np.eye(4))).evaluation["test"]
+    masks = np.zeros(split.masks.shape, dtype=np.uint8)
+    masks[0, 1:6, 1:6], masks[1, 2, 2] = 1, 2
+    found = np.where(masks == 1, masks, 0)
+    found[0, 7, 7], found[1, 7, 0] = 1, 2
+    annotated = (True, True, False)
+    split = dataclasses.replace(split, masks=masks, plane=split.plane + 2, annotated=annotated)  # begins higher up
+    assert _volume(split, 0, found, 1) == (pytest.approx(2 * 25 / 51), 0, [1, 1, 0])
+    dice, far, lesions = _volume(split, 0, found, 2)
+    assert (dice, far, lesions) == (0, pytest.approx(29**0.5), [0, 1, 1])
+    dice, far, lesions = _volume(split, 0, found, 3)
+    assert np.isnan([dice, far]).all()
+    assert lesions == [0, 0, 0]
 
 
 def test_surfaces_of_a_volume_in_micrometres_are_measured_in_millimetres(tmp_path):
