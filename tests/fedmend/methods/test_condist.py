@@ -117,6 +117,12 @@ def test_the_weight_of_the_distillation_grows_with_the_rounds(tmp_path, monkeypa
     assert found[0].calls == [(False, [True, False, False], 3.0, [0, 1])]
 
 
+def test_distillation_is_about_what_the_masks_do_not_show_also_without_the_marginal_loss(tmp_path, monkeypatch):
+    trained = Trained(tmp_path, monkeypatch, ConDist(marginal=False))
+    assert trained.calls == [(False, [True, False, False], 2.0, [0, 1])]
+    assert trained.round._weight == pytest.approx((0.01 + 1) / 2)
+
+
 def test_a_site_that_marks_all_structures_and_a_method_without_weight_distil_nothing(tmp_path, monkeypatch):
     assert not Trained(tmp_path / "all", monkeypatch, ConDist(), shown=CLASSES).calls
     assert not Trained(tmp_path / "none", monkeypatch, ConDist(first_weight=0, last_weight=0)).calls
@@ -161,6 +167,7 @@ def test_unmarked_pixels_that_the_received_model_is_sure_of_are_marked_in_the_le
     expected[:, 2] = 2
     expected[:, 20][own[:, 20] == 0] = 3
     assert (work._target.numpy() == expected).all()
+    assert not site.ledger.change()[own > 0].any()
     rows = site.ledger.history()
     assert len(rows) == 8
     assert {(r["class"], r["rule"], r["round"]) for r in rows} == {
