@@ -2,8 +2,8 @@
 
 FedIA marks, once and for good, what the global model is sure of (Eq. 7, Xiang et al., MICCAI 2024). Here nothing is
 marked: from the end of the warm-up on, an unmarked pixel that the received model takes for lesion leaves the loss of
-the round. It teaches neither lesion nor background. A pixel that is left out by mistake costs little, and the next
-round asks again.
+the round, unless people have said that it is none. It teaches neither lesion nor background. A pixel that is left out
+by mistake costs little, and the next round asks again.
 
 The loss is Dice, Eq. (2) of FedIA's paper, plus cross-entropy, both over the pixels that count. Dice alone gives a
 slice without a mark no gradient and drives probabilities to 0 and 1; cross-entropy learns from such slices, too, and
@@ -34,10 +34,11 @@ class IgnoreUnmarkedRound(SliceRound):
     def __init__(self, method: "IgnoreUnmarked", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
         masks = site.ledger.apply(site.data.train.masks)  # with what people have accepted
+        known = masks | site.ledger.refused()
         counts = np.ones(masks.shape, dtype=bool)
         if task.round_num >= method.warmup_share * task.total_rounds:
             for index, probability in infer_masks(model, site.data.train, site):
-                counts[index] = masks[index] | (probability <= method.threshold)
+                counts[index] = known[index] | (probability <= method.threshold)
         self._counts = torch.from_numpy(counts)
 
     def mask_loss(self, logits: Tensor, marks: Tensor, index: Tensor) -> Tensor:

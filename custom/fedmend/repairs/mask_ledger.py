@@ -145,6 +145,13 @@ class MaskLedger(Ledger):
         """(N, size, size) int8 as of :meth:`change`, of the pixels that people have accepted."""
         return self._slices(self._accepted(self.verdicts()))
 
+    def refused(self) -> np.ndarray:
+        """(N, size, size) bool: the pixels of which people have said that they show no structure."""
+        found = np.zeros(self._split.masks.shape, dtype=bool)
+        for v in people.refusals(self.verdicts(), one_label=False):
+            found[v.sample] |= self._seen(v) > 0
+        return found & (self.accepted() == 0)
+
     def _accepted(self, verdicts: list[Verdict]) -> dict[int, np.ndarray]:
         found: dict[int, np.ndarray] = {}
         for v in people.latest(verdicts, one_label=False).values():

@@ -9,6 +9,7 @@ from factories import refused
 from torch_factories import SaysMasks, make_mask_site, make_task
 
 from fedmend.methods.ignore_unmarked import IgnoreUnmarked
+from fedmend.repairs.verdicts import REJECT, Verdict
 
 MASKS = np.zeros((2, 8, 8), dtype=np.uint8)
 MASKS[0, 2, 3] = MASKS[0, 2, 4] = 1
@@ -48,6 +49,18 @@ def test_a_pixel_that_people_have_accepted_as_lesion_is_marked_and_counts(tmp_pa
     task = make_task(round_num=4, total_rounds=10)
     _, gradient = step(IgnoreUnmarked(augment=False).start(SaysMasks(SURE), task, site))
     assert sorted(zip(*np.nonzero(gradient == 0), strict=True)) == [(1, 1, 1)]
+
+
+def test_a_pixel_that_people_have_refused_as_lesion_is_background_and_counts(tmp_path):
+    site = make_mask_site(tmp_path, MASKS)
+    added = np.zeros(MASKS.shape, dtype=bool)
+    added[1, 1, 1] = added[1, 1, 2] = True
+    site.ledger.record("fedia.correction", 0, added, np.ones(2))
+    site.ledger.judge(Verdict(1, 0, REJECT, 0, 1, "fedia.correction", 0, "AB"))
+    _, gradient = step(
+        IgnoreUnmarked(augment=False).start(SaysMasks(SURE), make_task(round_num=4, total_rounds=10), site)
+    )
+    assert sorted(zip(*np.nonzero(gradient == 0), strict=True)) == [(0, 5, 5)]
 
 
 def test_the_loss_is_dice_and_weighted_entropy_of_the_pixels_that_count(tmp_path):
