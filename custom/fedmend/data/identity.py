@@ -21,7 +21,17 @@ MISSING = {
     *("", "nan", "-nan", "na", "n/a", "<na>", "nat", "null", "none", "nil", "missing", "empty", "-", "--", ".", "?"),
     *("#n/a", "#na", "#n/a n/a", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan", "#null!", "#value!", "#ref!", "#div/0!"),
 }
-_UNSEEN = dict.fromkeys((0, 0x200B, 0xFEFF))  # what pads ids and begins files, and cannot be seen
+# What pads ids, begins files or comes along when text is copied, and cannot be seen: marks of direction, soft hyphens.
+_DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_UNSEEN = dict.fromkeys((0, 0xAD, 0x200B, 0x2060, 0xFEFF, *_DIRECTIONS))
+# Signs that look like one of a keyboard, in small letters: joiners, dashes, letters of Cyrillic and Greek.
+_ALIKE = {0x200C: None, 0x200D: None, **dict.fromkeys((*range(0x2010, 0x2016), 0x2212), "-")}
+_ALIKE |= str.maketrans(
+    "\u0430\u0432\u0435\u043a\u043c\u043d\u043e\u0440\u0441\u0442\u0443\u0445\u0456\u0458\u0455", "abekmhopctyxijs"
+)
+_ALIKE |= str.maketrans(
+    "\u03b1\u03b2\u03b5\u03b6\u03b7\u03b9\u03ba\u03bc\u03bd\u03bf\u03c1\u03c4\u03c5\u03c7", "abezhikmnoptyx"
+)
 _WHOLE = re.compile(r"([+-]?\d+)\.0+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d*)?(?:e[+-]?\d{1,2})?", re.ASCII)
 _LONGEST = 64  # digits
@@ -34,9 +44,10 @@ def canonical(text: str) -> str:
 
 
 def loose(text: str) -> str:
-    """What is left of an id or a class name where neither case, blanks, the width of letters nor the writing of a whole
-    number count: ``00101``, ``101,0`` and ``1.01E+02`` are 101."""
-    text = " ".join(unicodedata.normalize("NFKC", canonical(text)).casefold().split())
+    """What is left of an id or a class name where neither case, blanks, the width of letters, signs that look alike
+    (the Cyrillic A, a long dash) nor the writing of a whole number count: ``00101``, ``101,0`` and ``1.01E+02`` are
+    101."""
+    text = " ".join(unicodedata.normalize("NFKC", canonical(text)).casefold().translate(_ALIKE).split())
     if len(text) <= _LONGEST and _NUMBER.fullmatch(text):
         number = Decimal(text.replace(",", "."))
         if number == number.to_integral_value():

@@ -28,6 +28,7 @@ NO = {
     *("false", "no", "nein", "nee", "non", "não", "falsch", "faux", "falso", "onwaar"),
     *("neg", "neg.", "negative", "negativ", "négatif", "négative", "negativo", "negativa", "negatief"),
 }
+YES, NO, UNCERTAIN = ({*map(loose, words)} for words in (YES, NO, UNCERTAIN))
 FLAGS = {**dict.fromkeys(YES | {"1"}, "1"), **dict.fromkeys(NO | {"0"}, "0")}  # loose form of a cell → label
 WAYS = {"blank": "", "positive": "1", "negative": "0"}  # what an uncertain label is taken as
 

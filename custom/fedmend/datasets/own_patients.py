@@ -65,8 +65,8 @@ def patients_of(
         lines.append(f"patients are taken from all paths, as {lacking} images have none in the table or list")
     if others:
         lines.append(
-            f"{others} ids differ from another one in case, leading zeros or the writing of a number only, and count"
-            " as the same patient"
+            f"{others} ids differ from another one in case, leading zeros, the writing of a number or signs that look"
+            " alike only, and count as the same patient"
         )
     for line in lines:
         say(line)

@@ -24,6 +24,7 @@ from fedmend.data.identity import (
         ("007.00", "007"),
         ("P5\0", "P5"),
         ("\ufeffp1\u200b", "p1"),
+        ("\u202ap\u00ad1\u200e\u202c", "p1"),  # as copied from a page
         ("e\u0301" + "4", "\u00e9" + "4"),
         ("1.2.3.0", "1.2.3.0"),  # a UID
         ("7.5", "7.5"),
@@ -44,6 +45,11 @@ def test_an_id_has_one_form(text, form):
         ("p07", "P07", True),
         ("A  1", "a 1", True),
         ("\uff11\uff12", "12", True),  # wide digits
+        ("\u0410\u0412-07", "AB-07", True),  # Cyrillic letters
+        ("\u0391\u0392-07", "AB-07", True),  # Greek ones
+        ("p\u20137", "p-7", True),
+        ("\u22121", "-1", True),
+        ("\u0431", "b", False),
         ("p07", "p7", False),
         ("101", "1010", False),
         ("1.5", "15", False),

@@ -59,6 +59,9 @@ def patients_in(tables):
         ("p{:02d}", "P{:02d}", 10),
         ("\u00e9{}", "e\u0301{}", 0),
         ("{}", " {},0", 10),
+        ("P-{}", "\u200eP-{}", 0),
+        ("P-{}", "P\u2013{}", 10),
+        ("P-{}", "\u0420-{}", 10),  # a Cyrillic letter
     ],
 )
 def test_a_patient_in_two_writings_is_one(site, first, second, warned):
@@ -67,7 +70,7 @@ def test_a_patient_in_two_writings_is_one(site, first, second, warned):
     splits, patient = patients_in(tables)
     assert [len(own) for own in splits.values()] == [1] * 10
     assert all(patient[f"{i}.png"] == patient[f"{i + 10}.png"] for i in range(10))
-    line = f"{warned} ids differ from another one in case, leading zeros or the writing of a number only"
+    line = f"{warned} ids differ from another one in case, leading zeros, the writing of a number or signs that look"
     assert any(text.startswith(line) for text in said) == bool(warned)
     assert notes.get("patients", "").startswith(line if warned else "")
 
