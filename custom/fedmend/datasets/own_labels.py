@@ -22,11 +22,18 @@ UNCERTAIN = {
 # What programs and people write for 1 and 0; only whole words, as an n may be "not done".
 YES = {
     *("true", "yes", "ja", "oui", "si", "sí", "sì", "sim", "wahr", "vrai", "vero", "verdadero", "verdadeiro", "waar"),
-    *("pos", "pos.", "positive", "positiv", "positif", "positivo", "positiva", "positief"),
+    *("tak", "так", "да", "da", "ano", "áno", "jah", "jā", "taip", "igen", "evet", "var", "kyllä", "ναι", "نعم"),
+    *("是", "有", "はい", "あり", "有り", "예", "네", "있음"),
+    *("present", "vorhanden", "présent", "présente", "presente", "aanwezig"),
+    *("pos", "pos.", "positive", "positiv", "positif", "positivo", "positiva", "positief", "阳性", "陽性", "양성"),
 }
 NO = {
     *("false", "no", "nein", "nee", "non", "não", "falsch", "faux", "falso", "onwaar"),
+    *("nie", "nej", "nei", "нет", "ні", "не", "ne", "nu", "nem", "hayır", "hayir", "yok", "ei", "nē", "όχι", "لا"),
+    *("否", "无", "無", "いいえ", "なし", "無し", "아니오", "아니요", "없음"),
+    *("absent", "absente", "nicht vorhanden", "assente", "ausente", "afwezig"),
     *("neg", "neg.", "negative", "negativ", "négatif", "négative", "negativo", "negativa", "negatief"),
+    *("阴性", "陰性", "음성"),
 }
 YES, NO, UNCERTAIN = ({*map(loose, words)} for words in (YES, NO, UNCERTAIN))
 FLAGS = {**dict.fromkeys(YES | {"1"}, "1"), **dict.fromkeys(NO | {"0"}, "0")}  # loose form of a cell → label

@@ -20,7 +20,7 @@ from fedmend.data.readers import PICTURE_SUFFIXES
 from fedmend.datasets import own_csv, own_datalist, own_dicom
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import class_names
-from fedmend.datasets.own_labels import FLAGS, is_uncertain
+from fedmend.datasets.own_labels import FLAGS, class_columns, is_uncertain
 from fedmend.datasets.own_patients import guess_pattern
 from fedmend.datasets.own_site import AS_SEEN, SiteChoices, done, parse_window
 from fedmend.datasets.samples import Say
@@ -171,7 +171,10 @@ class Wizard:
             self._say(f"no classes, as some cells are neither 1, 0 or blank nor words for them: {cells}")
         why = "all names in the column label" if "label" in header else "the columns of 1, 0 and blank"
         answer = self._answer("classes", "All classes of the federation, comma-separated", ",".join(found), why)
-        return columns, class_names(answer), header, rows
+        classes = class_names(answer)
+        if left := _left_out(header, classes, labels.name):
+            self._say(f"columns that are left out: {', '.join(left)[:200]}")
+        return columns, classes, header, rows
 
     def _uncertain(self, header: Sequence[str], rows: Sequence[tuple[int, dict]], classes: Sequence[str]) -> str | None:
         """What uncertain labels are taken as; asked where there are some."""
@@ -310,8 +313,25 @@ def guess_columns(header: Sequence[str], records: Sequence[Mapping[str, str]], r
     free = [name for name in free if name not in ("patient", *found.values()) and not _describes(name)]
     if "label" not in header and not any(_is_class(record[name] for record in records) for name in free):
         few = [n for n in free if 2 <= len(names_of(record[n] for record in records)) <= max(2, len(records) // 4)]
+        shared = _with_words_of_others(free, records)
+        few = [n for n in few if _words(n) & LABELS or n not in shared]
         found |= {"label": max(few, key=lambda name: bool(_words(name) & LABELS))} if few else {}
     return found
+
+
+def _with_words_of_others(columns: Sequence[str], records: Sequence[Mapping[str, str]]) -> set[str]:
+    """The columns, of some words each, whose words are those of another column too, as N and Y: none of them names the
+    class of an image, as each may be one with words of its own for 1 and 0."""
+    words = {name: {loose(w) for w in names_of(record[name] for record in records)} for name in columns}
+    several = {name: own for name, own in words.items() if len(own) > 1}
+    return {n for n, own in several.items() if any(w and w <= own for other, w in words.items() if other != n)}
+
+
+def _left_out(header: Sequence[str], classes: Sequence[str], file: str) -> list[str]:
+    """The columns that hold neither labels nor ids."""
+    free = [name for name in header if name and name not in ("image", "patient", "study", *own_dicom.KEYS)]
+    used = {"label"} if "label" in free else {*class_columns(free, classes, file)}
+    return [name for name in free if name not in used]
 
 
 def _words(name: str) -> set[str]:
@@ -345,16 +365,17 @@ def guess_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, 
 
 
 def nearly_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, str]]]) -> dict[str, int]:
-    """Columns that would be classes but for some of their cells, at most half of those with a value → how many."""
+    """Columns that would be classes but for some of their cells, at most half of those with a value, or all where
+    several columns have the same words → how many."""
     if "label" in header:
         return {}
     found: dict[str, int] = {}
-    for name in header:
-        if name in ("image", "patient", *own_dicom.KEYS) or _describes(name):
-            continue
+    free = [name for name in header if name not in ("image", "patient", *own_dicom.KEYS) and not _describes(name)]
+    unknown = _with_words_of_others(free, [record for _, record in rows[:SAMPLE]])
+    for name in free:
         cells = [record[name] for _, record in rows if not (is_missing(record[name]) or is_uncertain(record[name]))]
         others = sum(loose(cell) not in FLAGS for cell in cells)
-        found |= {name: others} if 0 < 2 * others <= len(cells) else {}
+        found |= {name: others} if others > 0 and (2 * others <= len(cells) or name in unknown) else {}
     return found
 
 

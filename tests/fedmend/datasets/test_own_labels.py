@@ -68,6 +68,8 @@ def test_true_and_false_are_one_and_zero_in_the_languages_of_spreadsheets():
     assert said == [notes["words"]] == ["6 cells with a word (e.g. true, nein) are taken as 1 or 0"]
     (_, table, _), _ = multi(["pos.", "NEG", "positif", "Négatif", "si", "não", "unklar"], uncertain="blank")
     assert table.labels[:, 0].tolist() == [1, 0, 1, 0, 1, 0, -1]
+    (_, table, _), _ = multi(["Tak", "nie", "ДА", "нет", "EVET", "Hayır", "あり", "なし", "阳性", "阴性", "ναι", "όχι"])
+    assert table.labels[:, 0].tolist() == [1, 0] * 6
     (_, table, notes), _ = single(["ja", "nein"])
     assert (table.classes, notes) == (("ja", "nein"), {})
 

@@ -151,6 +151,22 @@ def test_a_column_that_would_be_a_class_but_for_some_cells_is_named(tmp_path, ta
     assert "no classes, as some cells are neither 1, 0 or blank nor words for them: mass (1 of 8)" in said
 
 
+@pytest.mark.parametrize("cells", ["NY", "21", "jn"])
+def test_columns_with_the_same_unknown_words_are_not_taken_for_one_column_of_classes(tmp_path, cells):
+    header = ["image", "EDH", "SDH", "scanner type"]
+    rows = [(i, dict(zip(header, ["a.png", cells[i % 2], cells[i // 2 % 2], "x"], strict=True))) for i in range(12)]
+    assert guess_columns(header, [record for _, record in rows], tmp_path) == {}
+    assert nearly_classes(header, rows) == dict.fromkeys(["EDH", "SDH"], 6 if "1" in cells else 12)
+    told = [(i, {**record, "Diagnosis": "ab"[i % 2]}) for i, record in rows]
+    assert guess_columns([*header, "Diagnosis"], [record for _, record in told], tmp_path) == {"label": "Diagnosis"}
+
+
+def test_columns_that_are_left_out_are_named(films, talk, tmp_path):
+    given = {"folder": str(films), "labels": str(films / "labels.csv"), "out": str(tmp_path / "x")}
+    _, _, said = talk([""] * 5, **given)
+    assert "columns that are left out: Age" in said
+
+
 def test_dicom_files_without_labels_become_a_table_to_be_filled_in(tmp_path, talk):
     make_dicom(tmp_path / "ct" / "a", pixels(1), Modality="CT", PatientID="MRN1")
     out, _, said = talk(["edema,mass", ""], folder=str(tmp_path / "ct"), labels="none")
