@@ -25,7 +25,7 @@ from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 
 SOURCE = "own table"
 MOST_CLASSES = 200
-_JOINTS = re.compile(r"\s*[|;,/+&]\s*")  # what parts several labels in one cell
+_JOINT = r"[\W_]+(?:(?:and|und|et|y|e|en|och|og|with|mit|avec|con)\s+)?"  # what parts several labels in one cell
 _OTHER = ("image", "patient", "study")
 
 
@@ -172,9 +172,11 @@ def label_names(cells: Iterable[str], file: str) -> list[str]:
         FedMendError: some cells name several of the others, as ``Edema|Mass``, which are no class of their own.
     """
     names = names_of(cell for cell in cells if loose(cell) != "-1")
-    known = {loose(name) for name in names}
-    parts = [[loose(part) for part in _JOINTS.split(name)] for name in names]
-    joined = sum(len(own) > 1 and known.issuperset(own) for own in parts)
+    if len(names) > MOST_CLASSES:  # is refused, whatever they are
+        return names
+    one = f"(?:{'|'.join(re.escape(loose(name)) for name in sorted(names, key=len, reverse=True))})"
+    several = re.compile(f"{one}(?:{_JOINT}{one})+")
+    joined = sum(several.fullmatch(loose(name)) is not None for name in names)
     words = "one class in each cell (several labels need a column of 1 and 0 for each class)"
     need(not joined, f"{file}, column label", words, f"{joined} names that join others, as A|B does")
     return names

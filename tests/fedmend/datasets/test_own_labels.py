@@ -44,13 +44,20 @@ def test_a_class_in_several_writings_is_one():
     assert notes["class_names"].startswith("2 cells write a class in another way")
 
 
-@pytest.mark.parametrize("cell", ["edema|mass", "Mass ; edema", "edema, mass", "edema/mass"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        *("edema|mass", "Mass ; edema", "edema, mass", "edema/mass"),
+        *("edema mass", "edema\nmass", "edema_mass", "edema und mass", "mass - edema", "edema, with mass"),
+    ],
+)
 def test_a_cell_that_names_several_classes_is_none_of_its_own(cell):
     words = "expected one class in each cell (several labels need a column of 1 and 0 for each class), got"
     with refused(f"t.csv, column label: {words} 1 names that join others, as A|B does"):
         single(["edema", "mass", cell])
     assert single(["edema", "mass, benign"])[0].table.classes == ("edema", "mass, benign")
     assert len(single(["edema", "mass", cell], ("edema", "mass", cell))[0].table.classes) == 3
+    assert len(single(["edema", "mass", "edemamass", "edema of mass", "left edema"])[0].table.classes) == 5
 
 
 def test_classes_that_are_named_decide():
