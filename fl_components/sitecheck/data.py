@@ -184,7 +184,9 @@ def counts(site: CheckedSite) -> Result:
 
 
 def lesions(site: CheckedSite) -> Result:
-    """Lesions of masks that vanish at the size of the job, and then train as background."""
+    """Lesions that vanish at the size of the job, and then train as background; and masks of the background."""
+    from fedmend.data.plausible import most_marked
+
     if site.data is None:
         return Result(SKIP, "needs the images")
     opened, size = site.loaded(), site.data.train.images.shape[1]
@@ -198,7 +200,10 @@ def lesions(site: CheckedSite) -> Result:
         for name, left in kept.items()
     ]
     lost = before > after or any(left.slices > left.slices_left for left in kept.values())
-    return Result(WARN if lost else OK, f"{after} of {before} lesions are left at {size} pixels", details)
+    full = {name: most_marked(*rows.mostly_marked(opened[name])) for name, rows in site.rows().items() if name in kept}
+    odd = [f"{name}: {line}" for name, lines in full.items() for line in lines]
+    text = f"{after} of {before} lesions are left at {size} pixels"
+    return Result(WARN if lost or odd else OK, text, [*details, *odd])
 
 
 def disk(site: CheckedSite) -> Result:

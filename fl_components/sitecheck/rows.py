@@ -44,6 +44,10 @@ class Rows(ABC):
         """What the size at which a split was opened leaves of its lesions; None where there are no masks."""
         return None
 
+    def mostly_marked(self, opened: Any) -> tuple[int, int]:
+        """Volumes of an opened split whose masks mark most of the body, and all volumes."""
+        return 0, 0
+
     def slices(self) -> Sequence[int]:
         """Number of slices of each sample, where samples are studies; else empty."""
         return ()
@@ -115,6 +119,12 @@ class DatalistRows(Rows):
         from fedmend.data.slices import lesions_left
 
         return lesions_left(self.card, self.split, opened)
+
+    def mostly_marked(self, opened: Any) -> tuple[int, int]:
+        from fedmend.data.plausible import marks_most
+
+        own = [opened.case == number for number in range(len(opened.items))]
+        return sum(marks_most(opened.images[mine], opened.masks[mine]) for mine in own), len(own)
 
     def bytes_per_pixel(self) -> int:
         return 3  # a half-precision grey value and a mask

@@ -35,6 +35,9 @@ MOST_WHITE = 0.5  # share of an image
 LOOKED_AT = 2000  # images
 OPENED, OPENED_VOLUMES = 200, 10  # of which the files are looked into; a volume is read as a whole
 AIR, LOWEST, HIGHEST = -900, -1100, 4000  # HU: air is below; no tissue, and hardly a metal, is beyond
+# Shares of a body and of all pixels: a lesion or an organ takes less, and all around it more. Of a window that shows
+# bones alone, these are all that is not black, but they take few pixels.
+MOST_MARKED, LEAST_MARKED = 2 / 3, 0.15
 SHOWN, ACROSS, EDGE, GAP = 24, 6, 160, 4  # images of a contact sheet, in a row; pixels
 
 
@@ -152,7 +155,26 @@ def _stored(card: SiteCard, names: Sequence[str]) -> list[str]:
     return [f"{count} of {seen['NIfTI']} volumes {text}" for text, count in words.items() if count]
 
 
-def training_pictures(card: SiteCard, size: int) -> tuple[Sequence[str], np.ndarray, list[str]]:
+def marks_most(images: np.ndarray, masks: np.ndarray) -> bool:
+    """Whether one class takes most of the body in a volume: background and lesion are then exchanged, or a value of the
+    masks means another thing than people think.
+
+    Args:
+        images: (n, S, S) floating numbers in 0..1, the slices of the volume that are used.
+        masks: (n, S, S) numbers of classes, 0 = none of them.
+    """
+    inside = masks[images > 0]
+    most = np.bincount(inside, minlength=1)[1:].max(initial=0)
+    return bool(most > MOST_MARKED * len(inside) and most > LEAST_MARKED * masks.size)
+
+
+def most_marked(count: int, volumes: int) -> list[str]:
+    """What people are told of volumes of which :func:`marks_most` is true; nothing where there are none."""
+    words = "more than two thirds of the body are marked as one class: are background and lesion exchanged?"
+    return [f"in {count} of {volumes} volumes {words}"] if count else []
+
+
+def training_pictures(card: SiteCard, size: int) -> tuple[Sequence[str], np.ndarray, list[str], list[str]]:
     """Some training images as the network will see them, made as for a job.
 
     Args:
@@ -161,7 +183,7 @@ def training_pictures(card: SiteCard, size: int) -> tuple[Sequence[str], np.ndar
 
     Returns:
         names of all training images or volumes; (N, S, S), in colour (N, S, S, 3), of some of them, uint8 or, of
-        volumes, float16 in 0..1; and a sentence for each of those that cannot be read.
+        volumes, float16 in 0..1; a sentence for each of those that cannot be read; and warnings about their masks.
 
     Raises:
         FedMendError: a table or datalist that cannot be used.
@@ -171,15 +193,17 @@ def training_pictures(card: SiteCard, size: int) -> tuple[Sequence[str], np.ndar
         from fedmend.data.slices import axial_slices, volume_window
 
         items = load_datalist(card, file, "train")
-        window, values = volume_window(card), card.label_values("train", card.classes)
+        window, values, odd = volume_window(card), card.label_values("train", card.classes), 0
         for i in spread(len(items), OPENED_VOLUMES):
             try:
                 where = f"{file}, {SECTIONS['train']} item {i + 1}"
                 seen = axial_slices(items[i], where, window=window, size=size, values=values)
                 made.append(seen[0])
+                odd += marks_most(*seen[:2])
             except FedMendError as e:
                 refused.append(str(e))
-        return [item.name for item in items], np.concatenate(made) if made else np.zeros((0, size, size)), refused
+        images = np.concatenate(made) if made else np.zeros((0, size, size))
+        return [item.name for item in items], images, refused, most_marked(odd, len(made))
     table, shape = load_table(card, file, card.classes), (size, size, 3) if card.color else (size, size)
     places = spread(len(table.images), OPENED)
     decoded, _ = decode([card.image_root / table.middle(i) for i in places], card.window, shape)
@@ -189,7 +213,7 @@ def training_pictures(card: SiteCard, size: int) -> tuple[Sequence[str], np.ndar
         else:
             refused.append(f"{file} row {table.rows[i]}: {image or 'expected a file, not found'}")
     names = [table.middle(i) for i in range(len(table.images))]
-    return names, np.stack(made) if made else np.zeros((0, *shape), dtype=np.uint8), refused
+    return names, np.stack(made) if made else np.zeros((0, *shape), dtype=np.uint8), refused, []
 
 
 def shares_of(images: np.ndarray) -> Shares:

@@ -355,9 +355,9 @@ def done(out: Path, say: Say) -> int:
         FedMendError: a site folder that cannot be used, or images from which nothing can be learned.
     """
     card = load_card(out, out.name)
-    names, pictures, refused = training_pictures(card, SHOWN_SIZE)
+    names, pictures, refused, of_masks = training_pictures(card, SHOWN_SIZE)
     found = findings(card, names, pictures)
-    lines = [*found.lines, *(f"warning: {words}" for words in found.warnings)]
+    lines = [*found.lines, *(f"warning: {words}" for words in (*found.warnings, *of_masks))]
     if refused:
         lines.append(f"warning: {len(refused)} of the training images that were opened cannot be used: {refused[0]}")
         lines.append(f"a job refuses {'them' if card.kind == SEGMENTATION else 'more of them than max_unreadable'}")

@@ -2,12 +2,12 @@ import nibabel
 import numpy as np
 import pytest
 from factories import make_dicom, make_site_folder, pixels
-from nifti_factories import make_volume_site, open_volumes, write_nifti
+from nifti_factories import make_volume_site, open_volumes, voxels, write_nifti
 from PIL import Image
 from pydicom import Dataset
 
 from fedmend.data.card import SiteCard, load_card
-from fedmend.data.plausible import contact_sheet, findings, shares_of, training_pictures
+from fedmend.data.plausible import contact_sheet, findings, marks_most, shares_of, training_pictures
 
 GREY = np.arange(256, dtype=np.uint8).reshape(16, 16)
 
@@ -156,18 +156,46 @@ def test_pictures_of_a_table_are_those_of_a_job_and_unreadable_ones_are_told_by_
     site = make_site_folder(tmp_path / "site-1")
     (site / "images" / "img2.png").write_text("no picture")
     (site / "images" / "img4.png").unlink()
-    names, pictures, refused = training_pictures(load_card(site, "site-1"), 8)
+    names, pictures, refused, _ = training_pictures(load_card(site, "site-1"), 8)
     assert len(names) == 6
     assert [picture.tolist() for picture in pictures] == [pixels(i).tolist() for i in (0, 1, 3, 5)]
     assert [sentence.split(":")[0] for sentence in refused] == ["train.csv row 4", "train.csv row 6"]
 
 
+@pytest.mark.parametrize(
+    ("mask", "odd"),
+    [
+        (lambda body, lesion: lesion, 0),
+        (lambda body, lesion: ~lesion, 2),  # the background and all that is healthy
+        (lambda body, lesion: body & ~lesion, 2),  # all that is healthy
+        (lambda body, lesion: body * 1 + lesion, 2),  # two classes, one of them all around the other
+        (lambda body, lesion: body & (np.arange(16) < 8)[:, None, None], 0),  # an organ, half of the body
+    ],
+)
+def test_masks_of_the_background_are_a_warning(tmp_path, mask, odd):
+    body, lesion = np.zeros((2, 16, 16, 4), dtype=bool)
+    body[2:14, 2:14], lesion[5:8, 5:8, 1:3] = True, True
+    site = make_volume_site(tmp_path / "site-1", [mask(body, lesion)] * 2, test=[], classes=("a", "b"))
+    for number in (1, 2):
+        image = np.where(body, voxels(number, body.shape), 0).astype(np.int16)
+        write_nifti(site / "images" / f"case-{number}.nii.gz", image)
+    words = "volumes more than two thirds of the body are marked as one class: are background and lesion exchanged?"
+    assert training_pictures(load_card(site, "site-1"), 16)[3] == ([f"in {odd} of 2 {words}"] if odd else [])
+
+
+def test_a_structure_that_is_all_that_a_window_shows_is_none_of_the_background():
+    images = np.zeros((2, 20, 20), dtype=np.float16)
+    images[:, 9:13, 9:13] = 0.5  # bones
+    assert not marks_most(images, (images > 0).astype(np.uint8))
+    assert not marks_most(images * 0, (images > 0).astype(np.uint8))
+
+
 def test_pictures_of_volumes_are_those_of_a_job(tmp_path):
     site = make_volume_site(tmp_path / "site-1")
-    _, pictures, refused = training_pictures(load_card(site, "site-1"), 8)
+    _, pictures, refused, _ = training_pictures(load_card(site, "site-1"), 8)
     assert np.array_equal(pictures, open_volumes(site).train.images)
     assert refused == []
     (site / "images" / "case-1.nii.gz").unlink()
-    names, pictures, refused = training_pictures(load_card(site, "site-1"), 8)
+    names, pictures, refused, _ = training_pictures(load_card(site, "site-1"), 8)
     assert (len(names), len(pictures)) == (2, 4)
     assert refused == ["datalist.json, training item 1, image: expected a NIfTI file, not found"]

@@ -296,6 +296,14 @@ def test_lesions_that_vanish_at_the_size_of_the_job_are_a_warning(tmp_path, site
     assert found("lesions", site) == ["skip  lesions: the site has no masks"]
 
 
+def test_masks_that_mark_the_background_are_a_warning(tmp_path):
+    words = "volumes more than two thirds of the body are marked as one class: are background and lesion exchanged?"
+    site = make_volume_site(tmp_path / "site-1", [lesion(), ~lesion()], test=[~lesion()])
+    line, *details = found("lesions", site)
+    assert line.startswith("warn  lesions: 3 of 3 lesions are left")
+    assert details[2:] == [f"        train: in 1 of 2 {words}", f"        test: in 1 of 1 {words}"]
+
+
 def test_a_site_with_privacy_is_told_what_it_has_spent_what_the_job_costs_and_by_which_accountant(kit, tmp_path, site):
     pytest.importorskip("opacus")
     policy = Privacy(clip=1.0, noise_multiplier=4.0)
