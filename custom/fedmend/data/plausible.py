@@ -13,6 +13,7 @@ import numpy as np
 from fedmend.data.card import SiteCard
 from fedmend.data.datalist import SECTIONS, load_datalist
 from fedmend.data.dicom_kinds import LOCALIZER, QUANTITY, SECONDARY
+from fedmend.data.look import AIR as NO_MR
 from fedmend.data.look import (
     BOTH_DIFFER,
     FROM_THE_HEAD,
@@ -132,10 +133,15 @@ def _kinds(seen: Look) -> list[str]:
 
 def _hounsfield(card: SiteCard, seen: Look) -> list[str]:
     """What no values in HU are like. NIfTI files do not name their modality: a window in HU says what it is."""
-    in_hu = seen.most("modality") == "CT" or ("modality" not in seen.words and isinstance(card.window, tuple))
-    if not in_hu or not seen.values:
+    if not seen.values:
         return []
-    low, high = np.array(seen.values).T
+    (low, high), unknown = np.array(seen.values).T, "modality" not in seen.words
+    if unknown and card.window is None:
+        count = int((low < NO_MR).sum())
+        words = "of NIfTI have values as CT in HU has, but site.json has no window"
+        return [f"{count} of {len(low)} images {words}"] if count else []
+    if seen.most("modality") != "CT" and not (unknown and isinstance(card.window, tuple)):
+        return []
     found = {
         "have no air near -1000 HU": low > AIR,
         f"have values beyond {LOWEST} to {HIGHEST} HU": (low < LOWEST) | (high > HIGHEST),

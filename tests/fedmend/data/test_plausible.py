@@ -78,6 +78,15 @@ def test_a_window_in_hu_says_that_volumes_are_ct(tmp_path):
     assert warned(tmp_path, ["v.nii#0"]) == []
 
 
+def test_volumes_in_hu_without_a_window_are_counted(tmp_path):
+    write_nifti(tmp_path / "ct.nii", np.linspace(-1000, 1500, 128).reshape(8, 8, 2).astype(np.int16))
+    write_nifti(tmp_path / "scaled.nii", np.linspace(0, 255, 128).reshape(8, 8, 2).astype(np.uint8))
+    words = "images of NIfTI have values as CT in HU has, but site.json has no window"
+    assert warned(tmp_path, ["ct.nii#0", "scaled.nii#0"]) == [f"1 of 2 {words}"]
+    assert warned(tmp_path, ["scaled.nii#0"]) == []
+    assert warned(tmp_path, ["ct.nii#0"], (40.0, 400.0)) == []
+
+
 def test_several_modalities_are_a_warning(tmp_path):
     ct(tmp_path / "a", np.linspace(-1000, 1500, 64).reshape(8, 8))
     make_dicom(tmp_path / "b", np.linspace(-1000, 1500, 64).reshape(8, 8), Modality="MR")
