@@ -147,9 +147,13 @@ def _groups(forms: Iterable[str]) -> dict[str, list[str]]:
 
 def one_path(text: str) -> str:
     """One spelling of a path below a folder: ``a/b.png`` for ``./a//b.png``, ``a/x/../b.png`` and ``a\\b.png``. The
-    number of a slice or frame, behind a ``#``, stays."""
+    number of a slice or frame, behind a ``#``, stays, 3 for 03."""
     path, frame = split_frame(text.strip().replace("\\", "/"))
-    return (posixpath.normpath(path) if path else "") + frame
+    return (posixpath.normpath(path) if path else "") + _one_number(frame)
+
+
+def _one_number(frame: str) -> str:
+    return f"#{int(frame[1:])}" if frame[1:].isdecimal() and len(frame) <= _LONGEST else frame
 
 
 def split_frame(image: str) -> tuple[str, str]:
@@ -185,7 +189,8 @@ def file_key(root: Path, image: str) -> tuple[int, int, str] | None:
         found = (root / path).stat()
     except (OSError, ValueError):  # ValueError: no name that a file can have
         return None
-    return (found.st_dev, found.st_ino, frame) if stat.S_ISREG(found.st_mode) else None
+    # Of a file with one image its name means the first; of one with several it means none.
+    return (found.st_dev, found.st_ino, _one_number(frame) or "#0") if stat.S_ISREG(found.st_mode) else None
 
 
 def names_of(cells: Iterable[str]) -> list[str]:

@@ -118,9 +118,9 @@ def _unusable(path: Path, folder: Path) -> str:
         return "pictures and volumes of other formats"
     if "#" in path.name or name != name.strip() or not name.isprintable() or len(path.name) > LONGEST_NAME:
         return "names with # or signs that cannot be printed"
-    if not path.resolve().is_relative_to(folder):
-        return "links that lead out of the folder"
-    return "" if path.is_file() else "no files"
+    if not path.is_file():  # before it is resolved, which a link to itself cannot be
+        return "no files"
+    return "" if path.resolve().is_relative_to(folder) else "links that lead out of the folder"
 
 
 def _images(path: Path) -> str | _File:

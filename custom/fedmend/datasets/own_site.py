@@ -88,7 +88,8 @@ def found_files(images: Sequence[str], root: Path, where: Callable[[int], str]) 
     firsts = []
     for i, image in enumerate(images):
         key, inside = None, stays_below(image)
-        with contextlib.suppress(ValueError, OSError):  # no name that a file can have
+        # ValueError: no name that a file can have; RuntimeError: a link that leads to itself
+        with contextlib.suppress(ValueError, OSError, RuntimeError):
             image = as_on_disk(root, image) if inside else image
             inside = inside and (root / split_frame(image)[0]).resolve().is_relative_to(top)
             key = file_key(root, image)

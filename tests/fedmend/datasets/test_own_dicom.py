@@ -124,6 +124,7 @@ def test_other_files_are_counted_and_passed_over(export, tmp_path):
     (export / "line\nbreak").write_bytes(b"")
     place(tmp_path / "outside", "secret", patient=9)
     (export / "link").symlink_to(tmp_path / "outside" / "secret")
+    (export / "loop").symlink_to("loop")
     whole = (export / "P1" / "b").read_bytes()
     (export / "cut").write_bytes(whole[:300])
     images, passed = find_images(export)
@@ -135,6 +136,7 @@ def test_other_files_are_counted_and_passed_over(export, tmp_path):
         "DICOM without images, e.g. reports": 2,  # a file that ends before its Rows has none either
         "names with # or signs that cannot be printed": 2,
         "links that lead out of the folder": 1,
+        "no files": 1,
     }
 
 

@@ -176,6 +176,23 @@ def test_an_image_with_two_labels_is_refused_however_it_is_spelled(site, other):
         site([("a/1.png", 1, 1), (other, 1, 0)], files=["a/1.png"])
 
 
+def test_a_link_that_leads_to_itself_is_no_image(site, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.png").symlink_to("a.png")
+    with refused("labels.csv row 2, column image: expected a file below the folder of the images, not found"):
+        site([("a.png", 1, 1)], files=[])
+
+
+@pytest.mark.parametrize("other", ["0.nii#01", "0.nii#1 ", "1.nii#0"])
+def test_a_slice_under_another_number_is_the_same_image(tmp_path, other):
+    write_nifti(tmp_path / "0.nii", voxels(0))
+    write_nifti(tmp_path / "1.nii", voxels(1, (8, 8, 1)))
+    (tmp_path / "labels.csv").write_text(f"image,edema\n0.nii#1,1\n1.nii,1\n{other},0\n")
+    first = 3 if other.startswith("1") else 2
+    with refused(f"labels.csv row 4: expected the labels of row {first}, which names the same image, got others"):
+        prepare(tmp_path / "labels.csv", tmp_path / "out", choices=CHOICES)
+
+
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_a_second_name_of_a_file_is_the_same_image(site, tmp_path, link):
     (tmp_path / "data").mkdir()
