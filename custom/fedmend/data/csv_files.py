@@ -9,8 +9,16 @@ from pathlib import Path
 
 from fedmend.errors import FedMendError
 
-DELIMITERS = ",;\t"  # of spreadsheets
-_NAMED = re.compile(r"sep=([,;\t])\n", re.IGNORECASE)  # a first line by which Excel knows what parts fields
+DELIMITERS = ",;\t|"  # of spreadsheets and databases
+_NAMED = re.compile(r"sep=([,;\t|])\n", re.IGNORECASE)  # a first line by which Excel knows what parts fields
+_QUOTED = re.compile('"[^"]*"')
+# How a file begins that is none of UTF-8 text → what it is, for people.
+_OTHERS = {
+    b"PK\3\4": "an Excel workbook or ZIP file; save the sheet as CSV UTF-8",
+    b"\xd0\xcf\x11\xe0": "an old Excel workbook; save the sheet as CSV UTF-8",
+    b"\x1f\x8b": "a gzip file; unpack it",
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "UTF-16; save it as CSV UTF-8"),
+}
 _FIELD = re.compile(r'(?:"[^"]*(?:""[^"]*)*")?[^,\r\n]*')
 
 
@@ -33,7 +41,7 @@ def read_csv(path: Path, where: str, *, delimiters: str = ",") -> tuple[list[str
     text, before = _text(path, where), 0
     if named := _NAMED.match(text) if len(delimiters) > 1 else None:
         text, before = text[named.end() :], 1
-    delimiter = named[1] if named else max(delimiters, key=text.partition("\n")[0].count)
+    delimiter = named[1] if named else max(delimiters, key=_QUOTED.sub("", text).partition("\n")[0].count)
     reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
     with _bounded_fields(where):
         header = list(reader.fieldnames or [])
@@ -43,11 +51,22 @@ def read_csv(path: Path, where: str, *, delimiters: str = ",") -> tuple[list[str
 def _text(path: Path, where: str, newline: str | None = None) -> str:
     try:
         with open(path, encoding="utf-8-sig", newline=newline) as stream:
-            return stream.read()
+            text = stream.read()
     except (FileNotFoundError, IsADirectoryError):
         raise FedMendError(f"{where}: expected beside site.json, not found") from None
     except UnicodeDecodeError:
-        raise FedMendError(f"{where}: expected UTF-8 text, got another encoding") from None
+        raise FedMendError(f"{where}: expected UTF-8 text, got {_what(path)}") from None
+    if "\0" in text[:2]:  # of two bytes a letter, without a mark that says so
+        raise FedMendError(f"{where}: expected UTF-8 text, got another encoding, e.g. UTF-16; save it as CSV UTF-8")
+    return text
+
+
+def _what(path: Path) -> str:
+    """What a file is that is no UTF-8 text."""
+    with open(path, "rb") as stream:
+        start = stream.read(4)
+    other = "another encoding, e.g. that of Windows; save it as CSV UTF-8"
+    return next((what for sign, what in _OTHERS.items() if start.startswith(sign)), other)
 
 
 def read_as_written(path: Path, where: str) -> Iterator[tuple[list[str], list[str], str]]:

@@ -63,7 +63,7 @@ def prepare(
 
 def open_table(file: Path, columns: Mapping[str, str]) -> tuple[list[str], list[tuple[int, dict]]]:
     """Header and rows of a table, the columns with the names that FedMend has for them. Columns without name and
-    without values, as spreadsheets leave behind the last one, are none.
+    without values, as spreadsheets leave behind the last one, are none; nor are rows without values.
 
     Raises:
         FedMendError: no such file or column, a name that two columns would have, or a row of another length.
@@ -72,7 +72,8 @@ def open_table(file: Path, columns: Mapping[str, str]) -> tuple[list[str], list[
     if not file.is_file():
         raise FedMendError(f"{where}: expected a table, not found")
     header, records = read_csv(file, where, delimiters=DELIMITERS)
-    rows, header = list(records), [_name(name) for name in header]
+    rows = [(number, record) for number, record in records if any(map(_holds_something, record.values()))]
+    header = [_name(name) for name in header]
     for number, record in rows:
         whole = None not in record and None not in record.values()
         need(whole, f"{where} row {number}", f"{len(header)} fields as in the header", "another number")
@@ -92,6 +93,10 @@ def open_table(file: Path, columns: Mapping[str, str]) -> tuple[list[str], list[
         (number, [form(text) for form, text in zip(read, record.values(), strict=True)]) for number, record in rows
     )
     return shown, [(number, dict(zip(shown, values, strict=True))) for number, values in cells]
+
+
+def _holds_something(cell: str | list[str] | None) -> bool:
+    return any(text.strip() for text in (cell if isinstance(cell, list) else [cell or ""]))
 
 
 def _name(column: str | None) -> str:

@@ -281,7 +281,8 @@ def test_a_missing_table_is_refused(tmp_path, file):
 
 
 def test_a_table_that_is_not_utf8_is_refused(tmp_path):
-    with refused("site-1: train.csv: expected UTF-8 text, got another encoding"):
+    got = "another encoding, e.g. that of Windows; save it as CSV UTF-8"
+    with refused(f"site-1: train.csv: expected UTF-8 text, got {got}"):
         table_of(tmp_path, "image,patient,a\nx.png,Müller,1\n", encoding="cp1252")
 
 

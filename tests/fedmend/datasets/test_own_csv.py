@@ -82,6 +82,39 @@ def test_tables_of_spreadsheets_are_understood(table, tmp_path, header, row, enc
     assert len({p for t in tables.values() for p in t.patients}) == 8
 
 
+@pytest.mark.parametrize(
+    ("start", "what"),
+    [
+        (b"PK\3\4\x14\0\xff", "an Excel workbook or ZIP file; save the sheet as CSV UTF-8"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1", "an old Excel workbook; save the sheet as CSV UTF-8"),
+        (b"\x1f\x8b\x08\0", "a gzip file; unpack it"),
+        ("\ufeffimage".encode("utf-16-le"), "UTF-16; save it as CSV UTF-8"),
+        ("image,label".encode("utf-16-le"), "another encoding, e.g. UTF-16; save it as CSV UTF-8"),
+        ("\u00e9".encode("latin-1"), "another encoding, e.g. that of Windows; save it as CSV UTF-8"),
+    ],
+)
+def test_files_that_are_no_utf_8_text_are_called_what_they_are(tmp_path, start, what):
+    (tmp_path / "labels.csv").write_bytes(start)
+    with refused(f"labels.csv: expected UTF-8 text, got {what}"):
+        prepare(tmp_path / "labels.csv", tmp_path / "out", choices=CHOICES)
+
+
+def test_what_parts_fields_is_counted_outside_of_quotation_marks(table, tmp_path):
+    source = table('image;patient;"a, left, basal, deep";b', "{i}.png;Patient {p};{a};{b}")
+    card, tables = prepared(source, tmp_path / "out")
+    assert card.classes == ("a, left, basal, deep", "b")
+    assert rows_of(tables) == EXPECTED
+    _, tables = prepared(table("image|patient|a|b", "{i}.png|Patient, {p}|{a}|{b}"), tmp_path / "pipes")
+    assert rows_of(tables) == EXPECTED
+
+
+def test_rows_without_values_as_spreadsheets_write_them_are_none(table, tmp_path):
+    source = table("image;patient;a;b", "{i}.png;Patient {p};{a};{b}")
+    source.write_text(source.read_text().replace("\n3.png", "\n; ;;\n3.png") + ";;;\n;;;;;\n")
+    _, tables = prepared(source, tmp_path / "out")
+    assert rows_of(tables) == EXPECTED
+
+
 def test_letters_with_accents_apart_name_the_same_columns_and_classes(table, tmp_path):
     source = table("Bild,patient,o\u0308dem,b".replace("Bild", "Bi\u0308ld"))
     for name, classes in (("all", ()), ("named", class_names("o\u0308dem,b"))):
@@ -228,7 +261,7 @@ def test_columns_without_a_name_are_no_classes(table, tmp_path, header, row, cla
 
 
 def test_another_encoding_is_refused(table, tmp_path):
-    with refused("labels.csv: expected UTF-8 text, got another encoding"):
+    with refused("labels.csv: expected UTF-8 text, got another encoding, e.g. that of Windows; save it as CSV UTF-8"):
         prepare(table("image,a,b\u00fc", "{i}.png,{a},1", encoding="cp1252"), tmp_path / "out", choices=CHOICES)
 
 
