@@ -31,6 +31,7 @@ from fedmend.data.volumes import has_value, load_nifti
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import MOST_CLASSES, class_names, labels_of
 from fedmend.datasets.own_labels import uncertain_argument
+from fedmend.datasets.own_pairs import mixed_up
 from fedmend.datasets.own_patients import kept_with, patients_of, running_numbers
 from fedmend.datasets.own_site import (
     SiteChoices,
@@ -253,6 +254,7 @@ def _write_volumes(
     for item, owner in zip(items, (items[i] for i in owners), strict=True):
         if owner is not item:
             check_shared(owner["patient"], item["patient"], f"{item['where']}, field label", owner["where"])
+    about = {**about, **_pairs(items, say)}
     classes, parts = list(structures[0]) or ["lesion"], _parts(items, choices)
     fields = _values(seen := _seen_values(items, root), classes, structures[1], parts)
     _check_named(fields, seen, classes, structures[1] or classes, structures[2], file)
@@ -290,6 +292,16 @@ def _write_volumes(
             **card,
         )
     say(f"{notes['splits']}; {len(numbers)} patients")
+
+
+def _pairs(items: Sequence[Item], say: Say) -> dict[str, str]:
+    """A note for the card where the names of masks are those of other images."""
+    found = mixed_up(*([item[name] for item in items] for name in ("image", "label", "patient")))
+    if not found:
+        return {}
+    words = "masks have names that fit another image of the list better than their own; are patients mixed up?"
+    say(line := f"WARNING: {len(found)} of {len(items)} {words} The first: {items[found[0]]['where']}")
+    return {"pairs": line}
 
 
 def _values(
