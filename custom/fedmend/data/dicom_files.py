@@ -33,6 +33,9 @@ OTHER_FORMATS = {".tif", ".tiff", ".bmp", ".gif", ".webp", ".svs", ".nrrd", ".mh
 _BARE_STARTS = {b"\2\0", b"\x08\0", b"\0\x08"}  # the group that a file without preamble begins with
 _JPEG_STARTS, _J2K_STARTS, _JP2_STARTS = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP"
 _COLORS = {PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
+# Without these a decoder would have to guess; floating numbers have no bits to be named.
+_NEEDED = ("Rows", "Columns", "BitsAllocated", "SamplesPerPixel", "PhotometricInterpretation")
+_NEEDED_OF_WHOLE = ("BitsStored", "PixelRepresentation")
 _NO_FRAME_HEADER = {0xC4, 0xC8, 0xCC}  # of the markers C0..CF: tables, and one that is reserved
 
 
@@ -141,6 +144,9 @@ def open_dicom(path: Path, **how: Any) -> "FileDataset":
         if "PixelData" in dataset and dataset.get("BitsAllocated") == 16:
             dataset.PixelData = np.frombuffer(dataset.PixelData, dtype=">u2").astype("<u2").tobytes()
         meta.TransferSyntaxUID = ImplicitVRLittleEndian
+    word = dataset.get("PhotometricInterpretation")
+    if isinstance(word, str) and word != word.strip().upper():
+        dataset.PhotometricInterpretation = word.strip().upper()
     return dataset
 
 
@@ -213,6 +219,9 @@ def _frame_number(dataset: "Dataset", index: str) -> tuple[int, int]:
         raise UnreadableImage(f"expected 'file#frame' for a multi-frame DICOM file, got no frame of {frames}")
     if index and not (index.isdecimal() and int(index) < frames):
         raise UnreadableImage(f"expected a frame number below {frames} behind '#', got something else")
+    needed = (*_NEEDED, *(_NEEDED_OF_WHOLE if "PixelData" in dataset else ()))
+    if lacking := [name for name in needed if dataset.get(name) in (None, "")]:
+        raise UnreadableImage(f"expected {lacking[0]} in the DICOM header, got none")
     check_pixels(int(dataset.Rows) * int(dataset.Columns))
     _check_syntax(dataset, int(index or 0), frames)
     return int(index or 0), frames

@@ -26,7 +26,9 @@ FRAME_TYPES = (
     "XRay3DFrameTypeSequence",
 )
 NO_IMAGES = {"SEG", "RTDOSE", "RTSTRUCT", "RTPLAN", "PR", "SR", "KO", "REG"}
-NO_IMAGE_CLASSES = {"1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.481.2"}  # segmentations, doses
+# Segmentations of all kinds, registrations and the like; doses.
+NO_IMAGE_CLASSES = re.compile(r"1\.2\.840\.10008\.5\.1\.4\.1\.1\.(66(\..*)?|481\.2)")
+MAPS = "1.2.840.10008.5.1.4.1.1.30"  # parametric maps, as of blood flow
 CAPTURES = "1.2.840.10008.5.1.4.1.1.7"  # secondary capture; those with several frames have a further number
 PHASES = {"P", "PHASE", "PHASE MAP"}  # words of the ImageType of MR, or its component
 SCANS = {"CT", "MR", "PT"}  # their images are grey, and none is a page of text
@@ -51,7 +53,7 @@ def modality_of(header: "Dataset") -> str:
 
 def shows_images(header: "Dataset") -> bool:
     """Whether a file holds pixels of a patient, and not e.g. a report, plan, dose or segmentation."""
-    if header.get("Modality") in NO_IMAGES or header.get("SOPClassUID") in NO_IMAGE_CLASSES:
+    if modality_of(header) in NO_IMAGES or NO_IMAGE_CLASSES.fullmatch(word_of(header, "SOPClassUID")):
         return False
     return bool(header.get("Rows") and header.get("Columns"))
 
@@ -101,8 +103,8 @@ def kind_of(header: "Dataset", frame: int = 0) -> tuple[str, bool]:
 
 def _of_another_quantity(header: "Dataset", frame: int, words: set[str]) -> bool:
     """Whether the numbers are not those that people look at: of a film before it was processed for presentation, the
-    phase of MR, or CT in another unit than HU, as of iodine."""
-    if word_of(header, INTENT).upper() == "FOR PROCESSING":
+    phase of MR, a parametric map, or CT in another unit than HU, as of iodine."""
+    if word_of(header, INTENT).upper() == "FOR PROCESSING" or word_of(header, "SOPClassUID") == MAPS:
         return True
     modality = modality_of(header)
     if modality == "MR":

@@ -181,3 +181,27 @@ def test_a_stream_cut_before_its_size_and_one_of_another_kind_have_none():
     assert coded_size(b"\xff\xd8\xff\xe0\0\x10JFIF") is None
     assert coded_size(b"\xff\xd8" + b"\xff\xe0\0\0" * 3) is None
     assert coded_size(bytes(64)) is None
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("Rows", "Columns", "BitsAllocated", "SamplesPerPixel", "PhotometricInterpretation", "BitsStored"),
+        "PixelRepresentation",
+    ],
+)
+def test_a_field_that_a_header_lacks_is_named(tmp_path, field):
+    make_dicom(tmp_path / "a", HU)
+    dataset = pydicom.dcmread(tmp_path / "a")
+    delattr(dataset, field)
+    dataset.save_as(tmp_path / "a")
+    with pytest.raises(UnreadableImage, match=f"^expected {field} in the DICOM header, got none$"):
+        read_image(tmp_path / "a", WIDE)
+
+
+@pytest.mark.parametrize("word", ["monochrome1", " MONOCHROME1"])
+def test_a_photometric_interpretation_counts_in_whatever_letters(tmp_path, word):
+    make_dicom(tmp_path / "a", HU, PhotometricInterpretation="MONOCHROME1")
+    content = (tmp_path / "a").read_bytes()
+    (tmp_path / "b").write_bytes(content.replace(b"MONOCHROME1 ", word.ljust(12).encode()))
+    assert np.array_equal(read_image(tmp_path / "b", WIDE), read_image(tmp_path / "a", WIDE))

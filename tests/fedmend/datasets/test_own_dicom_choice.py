@@ -96,6 +96,7 @@ def two(tmp_path):
         ({"ComplexImageComponent": "PHASE", "Modality": "MR"}, "quantity"),
         ({"ImageType": ["ORIGINAL", "PRIMARY", "M", "ND"], "Modality": "MR"}, "image"),
         ({"RescaleType": "MGML"}, "quantity"),
+        ({"SOPClassUID": uid.ParametricMapStorage}, "quantity"),
         *[({"RescaleType": unit}, "image") for unit in ("HU", "HU_MOD", "US", "")],
         ({"RescaleType": "MGML", "Modality": "PT"}, "image"),
         ({"ImageType": REFORMAT}, "image"),
@@ -145,7 +146,15 @@ def test_frames_of_an_enhanced_file_are_told_apart_by_their_own_quantity(tmp_pat
     assert kinds == {"CT#0": "image", "CT#1": "quantity", "MR#0": "image", "MR#1": "quantity"}
 
 
-@pytest.mark.parametrize("fields", [{"SOPClassUID": uid.SegmentationStorage, "Modality": "CT"}, {"Modality": "PR"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"SOPClassUID": uid.SegmentationStorage, "Modality": "CT"},
+        {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.66.7", "Modality": "CT"},  # labels in the values of pixels
+        {"Modality": "PR"},
+        {"Modality": " pr"},
+    ],
+)
 def test_segmentations_and_presentation_states_are_no_images(tmp_path, fields):
     place(tmp_path, "a", **fields)
     assert find_images(tmp_path) == ([], {"DICOM without images, e.g. reports": 1})
