@@ -13,6 +13,7 @@ import numpy as np
 
 from fedmend.data.card import WINDOWS
 from fedmend.data.dicom_files import open_dicom
+from fedmend.data.dicom_groups import group_of
 from fedmend.data.dicom_kinds import kind_of
 from fedmend.data.dicom_values import header_number
 from fedmend.data.raw import UnreadableImage
@@ -23,6 +24,7 @@ SOFT_TISSUE = (40.0, 400.0)
 SIZES = (32, 64, 128, 224)  # edge lengths that jobs and papers have
 LONGEST_WORD = 16  # of DICOM's code strings
 AIR = -500  # HU; no MR image has values below
+PLANES = ("sagittal", "coronal", "axial")  # across the patient's axes x, y, z
 # How NIfTI files are stored.
 SLICES, DIRECTIONS = "slices are stored", "directions by"
 FROM_THE_FEET, FROM_THE_HEAD, OTHER_PLANE = "from the feet up", "from the head down", "in another plane"
@@ -39,7 +41,7 @@ class Look:
         formats: DICOM, picture or NIfTI → number of images.
         unreadable: reason → number of images that could not be read.
         sizes: rows and columns of each image.
-        words: what headers say, e.g. ``bits`` → Counter of them: kind, bits, photometric, modality, part,
+        words: what headers say, e.g. ``bits`` → Counter of them: kind, bits, photometric, modality, part, plane,
             spacing (mm).
         color: pictures, those in DICOM files too, whose channels differ.
         colored: DICOM images in colour.
@@ -194,12 +196,28 @@ def _look_at_header(seen: Look, path: Path) -> None:
         header = open_dicom(path.with_name(name), stop_before_pixels=True)
         seen.say("kind", kind_of(header, int(frame) if frame.isdecimal() else 0)[0])
         seen.say("modality", header.get("Modality"))
+        seen.say("plane", plane_of(header, int(frame) if frame.isdecimal() else 0))
         seen.say("part", header.get("BodyPartExamined"))
         seen.say("bits", f"{header.get('BitsStored')}{' signed' if header.get('PixelRepresentation') else ''}")
         seen.say("photometric", header.get("PhotometricInterpretation"))
         seen.say("transfer syntax", header.file_meta.TransferSyntaxUID.name)
         if spacing := header.get("PixelSpacing") or header.get("ImagerPixelSpacing"):
             seen.say("spacing in mm", " x ".join(f"{header_number(v, 'spacing'):g}" for v in spacing))
+
+
+def plane_of(header: Any, frame: int) -> str:
+    """``axial``, ``coronal`` or ``sagittal``, whichever a frame is nearest to; nothing where its header does not say.
+
+    Args:
+        header: of its file, a Dataset.
+        frame: its number, from 0.
+    """
+    given = group_of(header, frame, "PlaneOrientationSequence").get("ImageOrientationPatient")
+    if given is None or len(given) != 6:
+        return ""
+    turn = np.array([header_number(value, "ImageOrientationPatient") for value in given]).reshape(2, 3)
+    normal = np.abs(np.cross(*turn))
+    return PLANES[int(normal.argmax())] if normal.max() > 0 else ""  # of NaN none is
 
 
 def look_at_volumes(root: Path, images: Iterable[str]) -> Counter:

@@ -108,7 +108,7 @@ def findings(card: SiteCard, names: Sequence[str], pictures: np.ndarray) -> Find
     several = [
         f"images of several kinds of {name}: " + ", ".join(f"{word:.40} ({n})" for word, n in words.most_common(5))
         for name, words in seen.words.items()
-        if name in ("modality", "photometric") and len(words) > 1
+        if name in ("modality", "photometric", "plane") and len(words) > 1
     ]
     some = pictures[spread(len(pictures), LOOKED_AT)]
     return Findings(

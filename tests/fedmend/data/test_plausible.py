@@ -93,6 +93,18 @@ def test_several_modalities_are_a_warning(tmp_path):
     assert warned(tmp_path, ["a", "b"], (40.0, 80.0)) == ["images of several kinds of modality: CT (1), MR (1)"]
 
 
+def test_several_planes_are_a_warning(tmp_path):
+    values = np.linspace(-1000, 1500, 64).reshape(8, 8)
+    turns = {"a": [1, 0, 0, 0, 1, 0], "b": [1, 0, 0, 0, 0.3, -0.95], "c": [0, 1, 0, 0, 0, -1]}
+    turns["d"] = [1, 0, 0, 0, 0.9, 0.4]
+    for name, turn in turns.items():
+        ct(tmp_path / name, values, ImageOrientationPatient=turn)
+    ct(tmp_path / "e", values)
+    words = "images of several kinds of plane: axial (2), coronal (1), sagittal (1)"
+    assert warned(tmp_path, [*turns, "e"], (40.0, 80.0)) == [words]
+    assert warned(tmp_path, ["a", "d", "e"], (40.0, 80.0)) == []
+
+
 def test_scouts_captures_and_other_quantities_among_the_images_are_a_warning(tmp_path):
     values = np.linspace(-1000, 1500, 64).reshape(8, 8)
     ct(tmp_path / "a", values)
