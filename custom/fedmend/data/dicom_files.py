@@ -32,6 +32,7 @@ GE_PRIVATE = "1.2.840.113619.5.2"  # a transfer syntax: implicit VR little endia
 OTHER_FORMATS = {".tif", ".tiff", ".bmp", ".gif", ".webp", ".svs", ".nrrd", ".mha", ".mhd", ".mgz", ".npy"}
 _BARE_STARTS = {b"\2\0", b"\x08\0", b"\0\x08"}  # the group that a file without preamble begins with
 _JPEG_STARTS, _J2K_STARTS, _JP2_STARTS = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP"
+_PNG_STARTS = b"\x89PNG\r\n"
 _COLORS = {PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
 # Without these a decoder would have to guess; floating numbers have no bits to be named.
 _NEEDED = ("Rows", "Columns", "BitsAllocated", "SamplesPerPixel", "PhotometricInterpretation")
@@ -73,9 +74,7 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
     except (UnreadableImage, OSError):
         raise
     except InvalidDicomError:
-        if (ending := path.suffix.lower()) in OTHER_FORMATS:
-            raise UnreadableImage(f"expected DICOM, PNG, JPEG or NIfTI, got a file in {ending}") from None
-        raise UnreadableImage("expected a DICOM file, got something else") from None
+        raise UnreadableImage(_what_else(path)) from None
     except Exception as e:  # pydicom raises many types for a damaged file, some only when a field is looked at
         raise UnreadableImage(
             f"expected readable DICOM pixels, got a corrupt or truncated file ({type(e).__name__})"
@@ -93,6 +92,17 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
         raise UnreadableImage("expected values of which a window can be taken, got NaN, infinity or over 10^9")
     own = functools.partial(_own_window, shown)
     return RawImage(values.values, asked, own, inverted, padding=values.padding, own_grey=by_header, notes=values.notes)
+
+
+def _what_else(path: Path) -> str:
+    """What to say of a file that is no DICOM."""
+    if (ending := path.suffix.lower()) in OTHER_FORMATS:
+        return f"expected DICOM, PNG, JPEG or NIfTI, got a file in {ending}"
+    with open(path, "rb") as stream:
+        start = stream.read(len(_PNG_STARTS))
+    if start.startswith((_PNG_STARTS, _JPEG_STARTS)):
+        return "expected the ending .png, .jpg or .jpeg for a picture, got another"
+    return "expected a DICOM file, got something else"
 
 
 def _own_window(group: "Dataset") -> tuple[float, float] | None:

@@ -53,9 +53,16 @@ def _read_picture(path: Path, color: bool) -> RawImage:
     except Image.DecompressionBombError:
         raise UnreadableImage(TOO_LARGE) from None
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, OverflowError) as e:
+        if isinstance(e, UnidentifiedImageError) and _is_dicom(path):
+            raise UnreadableImage("expected a PNG or JPEG picture, as its name says, got a DICOM file") from None
         raise UnreadableImage(
             f"expected a PNG or JPEG picture, got a corrupt or truncated file ({type(e).__name__})"
         ) from None
+
+
+def _is_dicom(path: Path) -> bool:
+    with open(path, "rb") as stream:
+        return stream.read(132)[128:] == b"DICM"  # behind the preamble
 
 
 def _on_black(picture: "Image") -> tuple["Image", bool]:

@@ -450,3 +450,16 @@ def test_each_colour_is_resized_by_itself():
     small = resize(image, 4)
     assert small.shape == (4, 4, 3)
     assert all(np.array_equal(small[..., c], resize(image[..., c], 4)) for c in range(3))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_picture_with_the_ending_of_something_else_is_called_a_picture(tmp_path, kind):
+    Image.fromarray(pixels(1)).save(tmp_path / "a.jfif", format=kind)
+    with pytest.raises(UnreadableImage, match=r"^expected the ending .png, .jpg or .jpeg for a picture, got another$"):
+        read_image(tmp_path / "a.jfif", None)
+
+
+def test_dicom_with_the_ending_of_a_picture_is_called_dicom(tmp_path):
+    make_dicom(tmp_path / "a.png", pixels(1))
+    with pytest.raises(UnreadableImage, match=r"^expected a PNG or JPEG picture, as its name says, got a DICOM file$"):
+        read_image(tmp_path / "a.png", None)
