@@ -11,6 +11,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from fedmend.basics.discovery import Command
 from fedmend.basics.words import say
 from fedmend.data.csv_files import DELIMITERS, read_csv
@@ -160,7 +162,7 @@ def labels_of(
         raise FedMendError(f"{e}{hint}") from None
     if repeated := len(rows) - len(table.images):
         say(f"{repeated} rows name an image a second time and are left out")
-    notes = cells.notes() | ({} if single else _never_denied(table))
+    notes = cells.notes() | ({} if single else _never_denied(table)) | _merged_cells(table)
     for line in notes.values():
         say(line)
     return Labelled(kind, table, notes)
@@ -195,6 +197,18 @@ def _never_denied(table: LabelTable) -> dict[str, str]:
     names = ", ".join(name for name, flag in zip(table.classes, found, strict=True) if flag)[:200]
     words = "have 1 and blanks alone. A blank says that nobody looked; where it means no, write 0"
     return {"only_positive": f"WARNING: classes ({names}) {words}"}
+
+
+def _merged_cells(table: LabelTable) -> dict[str, str]:
+    """A note where each image without a label comes after one of the same patient that has one: of merged cells a
+    spreadsheet writes the first alone."""
+    blank = np.flatnonzero((table.labels == NOT_ANNOTATED).all(1)).tolist()
+    people = table.patients
+    after = [i > 0 and (not people[i] or people[i] == people[i - 1]) for i in blank]
+    if not blank or not any(people) or not all(after):
+        return {}
+    words = "images have no label, each after one of the same patient that has one; if cells of a spreadsheet were"
+    return {"merged_cells": f"WARNING: {len(blank)} {words} merged, fill them down first"}
 
 
 def column_names(words: Sequence[str]) -> dict[str, str]:

@@ -56,6 +56,8 @@ def patients_of(
         hint = "name them in a column or field patient (csv: --columns patient=COLUMN)"
         if (guess := guess_pattern(images)) and pattern is None:
             hint = f"the paths seem to name them: --patient-from-path '{guess}'"
+        if pattern is None and named[0] and known < len(named):
+            hint += "; if cells of a spreadsheet were merged, fill them down first"
         lines.append(
             f"WARNING: no patient is known of {unknown} of {len(keys)} images, so that one patient may be in several"
             f" splits; {hint}"

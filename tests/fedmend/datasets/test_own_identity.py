@@ -80,6 +80,8 @@ def test_words_for_a_missing_value_name_no_patient(site):
     tables, notes, said = site(rows)
     _, patient = patients_in(tables)
     assert [patient[f"{i}.png"] == "" for i in range(10)] == [True] * 3 + [False] * 7
+    _, about = patients_of(["p1", "", "p2"], ["a", "b", "c"], None, said.append)
+    assert about["patients"].endswith("; if cells of a spreadsheet were merged, fill them down first")
     line = "WARNING: no patient is known of 3 of 10 images, so that one patient may be in several splits; name"
     assert notes["patients"] == f"{line} them in a column or field patient (csv: --columns patient=COLUMN)"
     assert notes["patients"] in said

@@ -165,5 +165,18 @@ def test_a_table_keeps_the_names_of_images(tmp_path):
     (tmp_path / "t.csv").write_text("image,patient\n1.0,1.0\n.\\7.0\\2.dcm#03, p1 \n")
     assert [record for _, record in open_table(tmp_path / "t.csv", {})[1]] == [
         {"image": "1.0", "patient": "1"},
-        {"image": "7.0/2.dcm#03", "patient": "p1"},
+        {"image": "7.0/2.dcm#3", "patient": "p1"},
     ]
+
+
+def test_labels_that_merged_cells_have_left_blank_get_a_warning():
+    def noted(cells, patients):
+        rows = [(f"{i}.png", patient, cell) for i, (cell, patient) in enumerate(zip(cells, patients, strict=True))]
+        return labelled(["image", "patient", "label"], rows)[0].notes.get("merged_cells", "")
+
+    words = "WARNING: 3 images have no label, each after one of the same patient that has one; if cells of a"
+    assert noted(["a", "", "", "b", ""], "11122").startswith(words)
+    assert noted(["a", "", "", "b", ""], ["1", "", "", "2", ""]).startswith(words)
+    assert noted(["a", "", "", "b", ""], "11222") == ""
+    assert noted(["", "a", "", "b", ""], "11122") == ""
+    assert noted(["a", "b"], "12") == ""
