@@ -88,11 +88,13 @@ def prepare(
     kinds = {_kind(item["label"]) for item in items}
     words = "masks, class numbers or lists of 0 and 1 as labels"
     need(len(kinds) == 1 and "" not in kinds, source.name, words, "a mixture or others")
+    named, numbers = _named_values(source), [*range(len(classes))]
     if kinds == {SEGMENTATION}:
-        named = _named_values(source)
         _write_volumes(out, items, root, (classes, annotated, named), choices, source.name, notes, say)
         return
     need(not annotated, "argument annotated", "masks", "other labels")
+    if classes:
+        _check_named({"values": numbers}, numbers, classes, classes, named, source.name)
     header, rows = _rows(items, kinds.pop(), classes, source.name)
     labelled = labels_of(header, rows, classes, file=source.name, say=say, uncertain=choices.uncertain)
     repeated = len(items) - len(labelled.table.images)

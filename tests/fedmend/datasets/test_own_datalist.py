@@ -371,3 +371,17 @@ def test_values_that_no_structure_has_are_refused(decathlon, tmp_path):
         prepare(of_structures(decathlon, 1, 2, 3, 4), tmp_path / "out", classes=ORGANS, choices=CHOICES)
     with refused("argument annotated: expected some of ['liver', 'spleen', 'kidneys'], got ['heart']"):
         prepare(of_structures(decathlon, 1), tmp_path / "out", classes=ORGANS, annotated=["heart"], choices=CHOICES)
+
+
+@pytest.mark.parametrize("label", [1, [0, 1]])
+@pytest.mark.parametrize("named", [{"0": "normal", "1": "bleed"}, {"bleed": 1, "normal": 0}])
+def test_names_of_classes_in_another_order_than_the_list_gives_them_are_refused(tmp_path, label, named):
+    for i in range(8):
+        write_png(tmp_path / f"{i}.png", i, 40)
+    other = [1, 0] if isinstance(label, list) else 0
+    items = [{"image": f"{i}.png", "label": label if i % 2 else other} for i in range(8)]
+    (tmp_path / "list.json").write_text(json.dumps({"training": items, "labels": named}))
+    words = "expected names in the order of the values there (normal = 0, bleed = 1), got bleed = 0, normal = 1"
+    with refused(f"list.json, field labels: {words}"):
+        prepare(tmp_path / "list.json", tmp_path / "out", classes=("bleed", "normal"), choices=CHOICES)
+    prepare(tmp_path / "list.json", tmp_path / "out", classes=("normal", "bleed"), choices=CHOICES)
