@@ -25,7 +25,8 @@ MISSING = {
 _DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _UNSEEN = dict.fromkeys((0, 0xAD, 0x200B, 0x2060, 0xFEFF, *_DIRECTIONS))
 # Signs that look like one of a keyboard, in small letters: joiners, dashes, letters of Cyrillic and Greek.
-_ALIKE = {0x200C: None, 0x200D: None, **dict.fromkeys((*range(0x2010, 0x2016), 0x2212), "-")}
+_DASHES = (*range(0x2010, 0x2016), 0x2212)
+_ALIKE: dict[int, str | int | None] = {0x200C: None, 0x200D: None, **dict.fromkeys(_DASHES, "-")}
 _ALIKE |= str.maketrans(
     "\u0430\u0432\u0435\u043a\u043c\u043d\u043e\u0440\u0441\u0442\u0443\u0445\u0456\u0458\u0455", "abekmhopctyxijs"
 )
