@@ -263,15 +263,21 @@ class FedMLPWorkflow(Settings, Workflow):
 
     @dataclass
     class Memory:
-        """``knowledge``: prototypes and learning degrees of the last round that had some, for the next one."""
+        """``knowledge``: prototypes and learning degrees of the last round that had some, for the next one; ``stage``:
+        of the last round."""
 
         knowledge: dict[str, np.ndarray] = field(default_factory=dict)
+        stage: str = ""
 
     warmup_rounds: Count = field()
 
     def run(self, fed: Federation) -> None:
         for r in fed.rounds():
-            answers = fed.train(self._stage(r), knowledge=fed.memory.knowledge)
+            stage = self._stage(r)
+            if stage == DETECT and fed.memory.stage == WARMUP:  # a run may go on with a shorter warm-up
+                stage = PROTOTYPE
+            answers = fed.train(stage, knowledge=fed.memory.knowledge)
+            fed.memory.stage = stage
             # Eqs. (6) and (10). A run may get more rounds when it is over: they begin with those of the round before.
             fed.memory.knowledge = self._merge_reports(fed, answers) or fed.memory.knowledge
 

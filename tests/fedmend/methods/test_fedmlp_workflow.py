@@ -110,6 +110,16 @@ def test_a_run_that_is_over_and_gets_more_rounds_goes_on_with_the_last_prototype
     assert [sorted(knowledge) for knowledge in sent(run)] == [["learning_degree", "prototypes"]] * 2
 
 
+def test_a_run_that_goes_on_with_a_shorter_warm_up_asks_for_prototypes_before_it_detects(tmp_path):
+    cut = failing(answers(rounds=8, warmup=6), site="site-1", when=lambda name, r: r == 3)
+    assert play(tmp_path, cut, rounds=8, warmup=6).stopped
+    again = answers(rounds=8, warmup=2)
+    run = play(tmp_path, again, rounds=8, warmup=2, job="job-2", allow_changes=["warmup_rounds"])
+    assert run.stopped == ""
+    assert [stage for name, _, stage in run.stages if name == TRAIN] == ["prototype", *["detect"] * 4]
+    assert [bool(knowledge) for knowledge in sent(run)] == [False, *[True] * 4]
+
+
 def test_a_class_without_prototype_is_recorded(tmp_path):
     def make_report(site):
         content = report(site)
