@@ -1,6 +1,7 @@
 """RMD at a site: what the networks leave out for each other, and what they teach each other."""
 
 import math
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -110,6 +111,82 @@ def test_what_is_unstable_under_the_map_does_not_teach(tmp_path, monkeypatch):
     assert moved[0][still.numpy()] == pytest.approx(3 * (0.6 - 0.5) / (4 * int(still.sum())), abs=1e-6)
 
 
+def identity_maps(count=4):
+    """Places of random_maps where each pixel comes from itself."""
+    return F.affine_grid(torch.eye(2, 3).expand(count, 2, 3), [count, 1, 8, 8], align_corners=False)
+
+
+def test_the_pixels_that_teach_grow_with_the_ramp_and_are_those_on_which_the_peer_agrees_with_itself(
+    tmp_path, monkeypatch
+):
+    offsets = torch.arange(256).view(4, 1, 8, 8) / 256  # by which the second network is no longer what it said
+
+    def other_view(values, maps):
+        return values + offsets if values.shape[1] == 1 and values.min() < -0.5 else values
+
+    monkeypatch.setattr("fedmend.baselines.rmd.warp", other_view)
+    site, options = make_mask_site(tmp_path, MASKS), {"drop": 0.0, "augment": False}
+    plain = step(RMD(weight=0.0, **options), site, full(0.6), full(0.3), 1, 10)[1]
+    taught = step(RMD(weight=300.0, **options), site, full(0.6), full(0.3), 1, 10)[1]
+    ramp = math.exp(-5 / 4)  # round 1 of a ramp of 2
+    number = 92  # 1.25 * 0.2865 * 256 = 91.7
+    target = 1 / (1 + 7 / 3 * np.exp(-offsets.flatten().numpy()))
+    expected = np.where(np.arange(256) < number, 300 * ramp * (0.6 - target) / number, 0)
+    assert (taught - plain).flatten() == pytest.approx(expected, abs=1e-5)
+
+
+def test_pixels_from_outside_the_slice_along_one_axis_teach_nothing(tmp_path, monkeypatch):
+    maps = identity_maps()
+    maps[0, 2, 3, 0], maps[1, 4, 4, 1] = 1.05, -1.05
+    monkeypatch.setattr("fedmend.baselines.rmd.random_maps", lambda *args, **options: maps)
+    monkeypatch.setattr("fedmend.baselines.rmd.RELIABLE", 1000)
+    site, options = make_mask_site(tmp_path, MASKS), {"drop": 0.0, "augment": False}
+    plain = step(RMD(weight=0.0, **options), site, full(0.6), full(0.3))[1]
+    moved = step(RMD(weight=300.0, **options), site, full(0.6), full(0.3))[1] - plain
+    assert np.argwhere(np.abs(moved) < 1e-6).tolist() == [[0, 2, 3], [1, 4, 4]]
+    assert moved[3] == pytest.approx(300 * math.exp(-5) * (0.6 - 0.3) / 254, abs=1e-6)
+
+
+@pytest.mark.parametrize(("round_num", "noise"), [(1, 0), (2, 0.02)])
+def test_after_the_ramp_maps_are_smooth_and_images_noisy_by_the_sites_generator(
+    tmp_path, monkeypatch, round_num, noise
+):
+    asked, seen = [], []
+
+    def maps(count, size, generator, *, smooth):
+        asked.append((count, size, generator.initial_seed(), smooth))
+        return identity_maps()
+
+    monkeypatch.setattr("fedmend.baselines.rmd.random_maps", maps)
+    site, task = make_mask_site(tmp_path, MASKS), make_task(round_num=round_num, total_rounds=10)
+    model = make_twin(full(0.6), full(0.3))
+    model.first.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    RMD(augment=False).start(model, task, site).loss(ALL)
+    generator = site.generator(task, "maps")
+    assert asked == [(4, 8, generator.initial_seed(), round_num == 2)]
+    plain, mapped = seen
+    drawn = noise * torch.randn(plain.shape, generator=generator)
+    assert (mapped - plain).numpy() == pytest.approx(drawn.numpy(), abs=1e-5)
+
+
+def test_both_networks_see_the_map_with_dropout_by_the_sites_generator(tmp_path, monkeypatch):
+    found = []
+
+    @contextmanager
+    def recorded(blocks, generator):
+        found.append((len(blocks), generator.initial_seed()))
+        yield
+
+    monkeypatch.setattr("fedmend.baselines.rmd.dropout", recorded)
+    site = make_mask_site(tmp_path, MASKS)
+    step(RMD(augment=False), site, full(0.6), full(0.3))
+    assert found == [(5, site.generator(make_task(total_rounds=10), "dropout").initial_seed())] * 2
+
+
+def test_the_settings_are_those_of_the_published_code_for_lesions_of_the_lung():
+    assert (RMD().drop, RMD().weight) == (0.005, 0.0009)
+
+
 # ---- maps and dropout -----------------------------------------------------------------------------------------------
 
 
@@ -133,6 +210,26 @@ def test_later_maps_move_pixels_smoothly_and_partly_outside():
     assert 0.3 < inside < 1
     assert (maps[:, 1:] - maps[:, :-1]).abs().median() < 3 * 2 / 32
     assert (warp(torch.ones(20, 1, 32, 32), maps)[:, 0][(maps.abs() > 1.1).any(-1)] == 0).all()
+
+
+def test_a_later_map_turns_magnifies_and_shifts_by_hand():
+    maps = random_maps(1, 5, torch.Generator().manual_seed(3), smooth=True)[0].numpy()
+    drawn = torch.Generator().manual_seed(3)
+    flips = np.where(torch.rand(1, 2, generator=drawn)[0].numpy() < 0.5, -1, 1)
+    angle, zoom, deviation = torch.rand(3, 1, generator=drawn)[:, 0].tolist()
+    shifts = torch.randn(1, 2, 3, 3, generator=drawn)[0].movedim(0, -1).numpy()
+    angle, zoom = angle * math.pi / 3, 1 + zoom  # up to 60 degrees, 1 to 2
+    pixels = (1 + 25 * deviation) / 128 * 2  # 1 to 26 of 128, and places span 2
+
+    def place(x, y, shift):
+        cos, sin = math.cos(angle) / zoom, math.sin(angle) / zoom
+        return (np.array([cos * x - sin * y, sin * x + cos * y]) + pixels * shift) * flips
+
+    assert maps[0, 0] == pytest.approx(place(-0.8, -0.8, shifts[0, 0]), abs=1e-5)
+    assert maps[2, 2] == pytest.approx(place(0, 0, shifts[1, 1]), abs=1e-5)
+    assert maps[4, 2] == pytest.approx(place(0, 0.8, shifts[2, 1]), abs=1e-5)
+    between = 0.5 * shifts[0, 0] + 0.59375 * shifts[0, 1] - 0.09375 * shifts[0, 2]  # bicubic
+    assert maps[0, 1] == pytest.approx(place(-0.4, -0.8, between), abs=1e-5)
 
 
 def test_blocks_drop_their_shares_by_the_sites_generator_and_only_inside():
