@@ -9,6 +9,7 @@ from torch_factories import Says, make_task
 
 from fedmend.baselines.fedfixmatch import RULE, FedFixMatch, sure_images
 from fedmend.methods.baselines import FedAvgPL
+from fedmend.repairs.verdicts import REJECT, Verdict
 
 LABELS = [[1, -1, -1], [0, -1, -1], [0, -1, -1], [1, -1, -1]]
 ALL = torch.arange(4)
@@ -58,6 +59,44 @@ def test_without_a_sure_image_the_loss_is_the_partial_loss(site_of, moved):
     plain = FedAvgPL().start(Says(logit(table)), make_task(), site_of(LABELS, folder="plain")).loss(ALL)
     assert loss == plain.item()
     assert not by_strong.any()
+
+
+def test_the_thresholds_are_those_of_the_code_and_strict():
+    method = FedFixMatch()
+    p = torch.tensor([[0.801], [0.799], [0.201], [0.199]])
+    assert sure_images(p, method.tau_positive, method.tau_negative).tolist() == [True, False, False, True]
+    assert sure_images(torch.tensor([[0.75], [0.25]]), 0.75, 0.25).tolist() == [False, False]
+
+
+def test_a_pseudo_label_that_people_have_rejected_neither_teaches_nor_is_written(site_of, moved):
+    weak, strong = [[0.5, 0.9, 0.1]] * 4, [[0.5, 0.6, 0.3]] * 4
+    site = site_of(LABELS)
+    site.ledger.judge(Verdict(0, 1, REJECT, -1, 1, RULE, 0, "AB"))
+    work = FedFixMatch().start(Says(logit([*weak, *strong])), make_task(), site)
+    loss = work.loss(ALL)
+    unsupervised = (4 * (-math.log(0.6) - math.log(0.7)) + math.log(0.6)) / 2 / 4  # an image less one of two classes
+    assert loss.item() == pytest.approx((2 * 2 + 2) * math.log(2) / 4 + unsupervised, rel=1e-5)
+    work.report()
+    assert site.ledger.repairs().tolist() == [[-1, -1, 0], *[[-1, 1, 0]] * 3]
+
+
+def test_a_site_that_annotates_all_classes_has_the_supervised_loss(site_of, moved):
+    labels = [[1, 0], [0, 1], [0, 0], [1, 1]]
+    net = Says(logit([[0.7, 0.9]] * 8))
+    loss = FedFixMatch().start(net, make_task(), site_of(labels)).loss(ALL)
+    plain = FedAvgPL().start(Says(logit([[0.7, 0.9]] * 4)), make_task(), site_of(labels, folder="plain")).loss(ALL)
+    assert loss == plain.item()
+    assert len(net.calls) == 1
+
+
+def test_strong_views_are_drawn_by_the_sites_generator(site_of, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(
+        "fedmend.baselines.fedfixmatch.strong", lambda images, drawn: seeds.append(drawn.initial_seed()) or images
+    )
+    site = site_of(LABELS)
+    FedFixMatch().start(Says(logit([[0.5, 0.9, 0.1]] * 4)), make_task(), site).loss(ALL)
+    assert seeds == [site.generator(make_task(), "strong views").initial_seed()]
 
 
 def test_both_views_pass_the_training_network_in_train_mode(site_of, moved):
