@@ -84,6 +84,21 @@ def test_slices_are_seen_at_three_scales_whose_edges_are_multiples_of_8():
     assert [part[0, 1, 7, 9].item() for part in parts] == pytest.approx([0.1, 0.2, 0.3])
 
 
+@pytest.mark.parametrize(("edge", "seen"), [(256, [176, 256, 384]), (32, [24, 32, 48])])  # 179.2 and 22.4 are rounded
+def test_an_edge_is_the_nearest_multiple_of_8(edge, seen):
+    model = BySize(dict.fromkeys(seen, 0.0))
+    scaled_logits(model, torch.zeros(1, 1, edge, edge))
+    assert model.seen == seen
+
+
+def test_slices_are_scaled_linearly_between_pixels():
+    seen = []
+    image = torch.zeros(1, 1, 8, 8)
+    image[0, 0, 0, 0] = 1
+    scaled_logits(lambda images: seen.append(images) or (None, torch.cat([images, images], 1)), image, [2.0])
+    assert seen[0][0, 0, 0, :4].tolist() == pytest.approx([1, 8 / 15, 1 / 15, 0], abs=1e-6)  # steps of 7 / 15
+
+
 def test_scaled_logits_come_back_with_aligned_corners():
     class Corner(nn.Module):
         def forward(self, images):
@@ -104,7 +119,7 @@ def test_the_disagreement_is_the_divergence_from_the_mean_by_hand():
 
 
 def test_a_slice_of_which_nothing_is_sure_does_not_count():
-    unsure = torch.tensor([0.7, 0.8]).view(2, 1, 1, 1)  # mean probabilities of lesion, two slices
+    unsure = torch.tensor([0.795, 0.8]).view(2, 1, 1, 1)  # mean probabilities of lesion, two slices
     logits = [torch.cat([1 - p, p], 1).log() for p in (unsure - 0.1, unsure, unsure + 0.1)]
     first, second = disagreement(logits).tolist()
     assert first == 0
@@ -133,6 +148,19 @@ def test_the_loss_is_a_third_of_all_cross_entropies_and_of_the_weighted_disagree
     work = start(tmp_path, model=BySize(sizes), consistency=0.5)
     assert work.loss(torch.tensor([0])).item() == pytest.approx((entropy + 0.5 * divergence) / 3, rel=1e-5)
     assert work.model.seen == [16, 8, 24]
+
+
+def test_by_default_the_disagreement_counts_as_much_as_the_base_loss_which_may_be_dice(tmp_path, three_sizes):
+    sizes = {16: 3.0, 8: 2.0, 24: 4.0}
+    p = [sigmoid(z) for z in sizes.values()]
+    mean = np.mean(p)
+    dice = [1 - 2 * q * 4 / (q * 64 + 4) for q in p]
+    divergence = sum(q * math.log(q / mean) + (1 - q) * math.log((1 - q) / (1 - mean)) for q in p)
+    work = start(tmp_path / "three", model=BySize(sizes), base_loss="dice")
+    assert work.loss(torch.tensor([0])).item() == pytest.approx((sum(dice) + divergence) / 3, rel=1e-4)
+    one = start(tmp_path / "one", model=BySize(sizes), base_loss="dice", consistency=0.0)
+    assert one.loss(torch.tensor([0])).item() == pytest.approx(dice[1], rel=1e-4)
+    assert one.model.seen == [8]
 
 
 def test_the_disagreement_moves_the_network(tmp_path, three_sizes):
@@ -165,6 +193,7 @@ def test_the_iou_pools_the_pixels_of_a_round_at_scale_1(tmp_path):
 def test_rounds_before_the_first_jump_are_cut_off_and_none_without_one():
     assert from_first_jump([0.1, 0.12, 0.3, 0.3, 0.5]) == [0.12, 0.3, 0.3, 0.5]
     assert from_first_jump([0.1, 0.15, 0.2]) == [0.1, 0.15, 0.2]
+    assert from_first_jump([0.1, 0.195, 0.3, 0.3]) == [0.195, 0.3, 0.3]
     assert from_first_jump([]) == []
 
 
@@ -181,6 +210,25 @@ def test_the_slope_of_a_curve_has_fallen_by_90_percent_where_the_formula_says():
 def test_later_points_of_a_curve_weigh_more():
     bent = [*exponential(6, length=1.0), *exponential(24)[6:]]  # the first points rise as if it were over
     assert turning_point(bent, 300) > 12
+
+
+def test_a_curve_is_fitted_as_in_the_code(monkeypatch):
+    asked = []
+
+    def fit(value, x, y, **options):
+        asked.append((x.tolist(), y, options.pop("sigma").tolist(), options))
+        return (0.5, 1.0, 8.0), None
+
+    monkeypatch.setattr("scipy.optimize.curve_fit", fit)
+    assert turning_point([0.1, 0.2, 0.3], 300) == 20
+    options = {"p0": (1, 1, 1), "bounds": ([0, 0, 0], [1, 1, np.inf])}
+    assert asked == [([1, 2, 3], [0.1, 0.2, 0.3], [1, pytest.approx(10**-0.5), 0.1], options)]
+
+
+@pytest.mark.parametrize(("after", "turn", "slow"), [(6, 1, False), (7, 1, True), (7, 8, True), (7, 9, False)])
+def test_the_points_from_the_jump_on_are_those_that_count(monkeypatch, after, turn, slow):
+    monkeypatch.setattr(adele, "turning_point", lambda curve, horizon: turn)
+    assert slowed([0.0] * 4 + exponential(after, length=0.5), 300) == slow  # one more point: that before the jump
 
 
 def test_a_curve_slows_when_the_site_has_come_so_far():
@@ -227,6 +275,35 @@ def test_a_correction_marks_and_unmarks_what_the_received_model_is_sure_of(tmp_p
     assert {name: int(n[0]) for name, n in counts.items()} == {"positive": 2, "negative": 1, "untagged": 0}
 
 
+def test_pixels_are_corrected_of_which_the_model_is_surer_than_seven_tenths(tmp_path):
+    table = np.full(MASKS.shape, 0.5)
+    table[1, 0, 0], table[2, 7, 7], table[0, 2, 2], table[0, 2, 3] = 0.71, 0.69, 0.29, 0.31
+    assert marked(start(tmp_path, model=SaysMasks(table), round_num=9, curve=SLOW)) == ([[1, 0, 0]], [[0, 2, 2]])
+
+
+def test_a_threshold_of_1_corrects_nothing_and_slices_without_a_mark_may_be_left_alone(tmp_path):
+    options = {"model": sure_of(MASKS, lesion=[(1, 0, 0), (2, 7, 7)]), "round_num": 9, "curve": SLOW}
+    assert marked(start(tmp_path / "none", threshold=1.0, **options)) == ([], [])
+    assert start(tmp_path / "none", threshold=1.0, **options).report()["correction"].tolist() == [WAITS]
+    assert marked(start(tmp_path / "skip", skip_unmarked=True, **options)) == ([[1, 0, 0]], [])
+
+
+@pytest.mark.parametrize(("consistency", "passes"), [(1.0, 3), (0.0, 1)])
+def test_a_correction_looks_at_the_scales_of_the_training(tmp_path, consistency, passes):
+    model = sure_of(MASKS)
+    start(tmp_path, model=model, round_num=9, curve=SLOW, consistency=consistency)
+    assert model.calls == [(False, [0, 1, 2, 3])] * passes
+
+
+def test_a_round_that_is_repeated_leaves_curve_and_corrections_as_if_it_had_run_once(tmp_path):
+    work = start(tmp_path, model=sure_of(MASKS), round_num=9, curve=SLOW)
+    for _ in range(2):
+        work.report()
+        kept = work.site.state.last_turn(CURVE, before=99)
+        assert kept == (9, {"iou": [*SLOW, 0.0], "corrected": [9]})
+        work = work.method.start(work.model, work.task, work.site)
+
+
 def test_a_slice_that_would_lose_its_lesion_is_spared(tmp_path):
     everything = [tuple(pixel) for pixel in np.argwhere(MASKS).tolist()]
     work = start(tmp_path, model=sure_of(MASKS, lesion=[], background=everything))
@@ -244,11 +321,19 @@ def test_a_slice_is_not_spared_that_keeps_five_percent_of_lesion():
     assert spared(np.zeros_like(before), np.zeros_like(before)).tolist() == [False]
 
 
+@pytest.mark.parametrize(("kept", "expected"), [(4, True), (5, False)])
+def test_a_slice_is_not_spared_that_keeps_half_of_its_lesion(kept, expected):
+    before, after = np.zeros((2, 1, 20, 20), dtype=bool)
+    before[0, 0, :10], after[0, 0, :kept] = True, True
+    assert spared(before, after).tolist() == [expected]
+
+
 def test_corrections_come_again_after_a_tenth_of_the_rounds():
     method, progress = Adele(), Progress(SLOW, [9])
     due = [r for r in range(10, 20) if method.is_time(progress, make_task(round_num=r, total_rounds=40))]
     assert due[0] == 13
     assert method.is_time(progress, make_task(round_num=10, total_rounds=4))
+    assert [method.is_time(progress, make_task(round_num=r, total_rounds=200)) for r in (28, 29)] == [False, True]
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
