@@ -183,6 +183,15 @@ def test_with_all_switches_off_the_loss_is_that_of_fedavg_on_the_same_views(task
     assert loss == pytest.approx(sum(others) / len(others), rel=1e-6)
 
 
+def test_the_settings_are_those_of_the_paper():
+    method = FedMLP()
+    assert (method.ratio_negative, method.ratio_positive) == (0.005, 0.01)
+    assert (method.low, method.high) == (0.3, 0.7)
+    assert (method.cr_weight, method.warmup_distillation) == (1, 0)
+    assert (method.quota_rounding, method.score) == ("floor", "cosine")
+    assert all([method.mld, method.wpc, method.cr, method.st, method.la])
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
