@@ -109,6 +109,13 @@ def test_a_round_on_slices_without_any_mark_has_the_highest_loss(tmp_path):
     assert work.report()["dice_loss"].tolist() == [1]
 
 
+def test_a_loss_of_marked_slices_that_rounding_puts_outside_0_to_1_is_0(tmp_path):
+    site = make_mask_site(tmp_path, MASKS)
+    work = FedIA(marked_slices=True).start(SaysMasks(np.full(MASKS.shape, 0.3)), make_task(WARMUP), site)
+    work._losses, work._marked = [torch.tensor(0.25)], [torch.tensor(0.5)]  # 1 - 0.75 / 0.5
+    assert work.report()["dice_loss"].tolist() == [0]
+
+
 def test_training_slices_are_augmented_and_those_of_estimate_and_correction_are_not(tmp_path, monkeypatch):
     augmented = []
 
@@ -138,6 +145,7 @@ def test_completeness_counts_annotated_and_predicted_components_in_eval_mode(tmp
     probabilities = np.full(MASKS.shape, 0.1)
     for slice_number, row, column in [(0, 2, 2), (0, 9, 9), (1, 5, 5), (2, 3, 3), (2, 4, 4), (2, 8, 8), (3, 0, 0)]:
         probabilities[slice_number, row, column] = 0.6
+    probabilities[1, 12, 12] = 0.5  # is not above
     played = Played(tmp_path, FedIA(), probabilities=probabilities)
     report = played.warm_up(FLAT)
     # Annotated: two on the first slice, one on the second, one diagonal. Predicted: (3, 3)-(4, 4) is one.
@@ -176,6 +184,11 @@ def test_the_line_may_go_through_the_last_rounds_of_the_warm_up_alone(tmp_path, 
     ious = [0.1, 0.2, 0.45, 0.5] if share == 1 else [0.9, 0.15, 0.4, 0.55]
     report = played.warm_up([loss_of(iou) for iou in ious])
     assert report["iou_line"].tolist() == pytest.approx(line, abs=1e-6)
+
+
+def test_by_default_the_line_goes_through_the_whole_warm_up(tmp_path):
+    report = Played(tmp_path, FedIA()).warm_up([loss_of(iou) for iou in (0.1, 0.2, 0.45, 0.5)])
+    assert report["iou_line"].tolist() == pytest.approx((0.095, 0.145), abs=1e-6)
 
 
 @pytest.mark.parametrize(("missed", "line"), [((2,), (0.864286, -0.110714)), ((0, 1, 3), None), ((0, 1, 2, 3), None)])
