@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from factories import refused
-from torch_factories import TinyNetwork, make_single_site, one_hot
+from torch_factories import Says, TinyNetwork, make_single_site, one_hot
 
 from fedmend.method import RoundTask
-from fedmend.methods.fednoro import DETECT, NOISY, ROBUST, WARMUP, FedNoRo
+from fedmend.methods.fednoro import CLEAN, DETECT, NOISY, ROBUST, WARMUP, FedNoRo
 
 LN2, LN3, LN5 = math.log(2), math.log(3), math.log(5)
 Y = [0, 1, 0, 0]  # prior 3/4, 1/4, and no sample of class 2
@@ -107,6 +107,21 @@ def test_the_temperature_softens_the_teacher_alone(site_of, make_net):
 
 
 # ---- teacher --------------------------------------------------------------------------------------------------------
+
+
+def test_the_teacher_answers_in_eval_mode_for_the_batch_that_the_student_is_trained_on(site_of):
+    net = Says(np.zeros((4, 3)))
+    work = FedNoRo().start(net, robust(), site_of(Y, 10 * np.arange(4)))
+    list(work.batches(0))
+    work.loss(torch.tensor([2, 0]))
+    assert (net.calls, work._teacher.calls) == ([(True, [2, 0])], [(False, [2, 0])])
+
+
+@pytest.mark.parametrize("order", [task(WARMUP, NOISY, distillation_weight=np.float32(0.25)), robust(CLEAN)])
+def test_in_the_warmup_and_at_a_clean_site_nothing_is_distilled(site_of, make_net, order):
+    received = says(make_net(3), 0.8 * np.log(Q))
+    loss = loss_of(FedNoRo(), received, site_of(Y), order, student=[0, LN3, LN5])
+    assert loss.item() == pytest.approx(LN2, rel=1e-6)
 
 
 # ---- report ---------------------------------------------------------------------------------------------------------

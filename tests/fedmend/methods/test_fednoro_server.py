@@ -1,6 +1,7 @@
 """The server half of FedNoRo: reports, loss matrix, detection, ramp, weights."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,11 +9,15 @@ from factories import refused
 
 from fedmend.averaging import Contribution
 from fedmend.methods.fednoro import (
+    CLEAN,
     DETECT,
+    NOISY,
     FedNoRoWorkflow,
     distance_aware,
     distance_aware_weights,
 )
+from fedmend.methods.shared import class_losses
+from fedmend.methods.shared.dimensions import Detection
 
 
 def report(loss, count=None):
@@ -41,6 +46,50 @@ def report(loss, count=None):
 def test_a_report_that_cannot_be_used_is_refused(content, sentence):
     with refused(sentence):
         FedNoRoWorkflow(warmup_rounds=1).check(DETECT, content)
+
+
+# ---- what settings do -----------------------------------------------------------------------------------------------
+SITES = ("a", "b", "c", "d")
+
+
+def detected(monkeypatch, vote_share, **settings):
+    """Losses and settings of the mixtures that find site b with this share, and the noisy sites."""
+    asked = []
+
+    def mixtures(losses, **options):
+        asked.append((losses[:, 0].tolist(), options))
+        return Detection(np.arange(4) == 1, vote_share, "full")
+
+    monkeypatch.setattr(class_losses, "detect_noisy_clients", mixtures)
+    told = {site: SimpleNamespace(report=report([loss, 1])) for site, loss in zip(SITES, (1, 3, 2, 1), strict=True)}
+    nothing = lambda *args: None  # noqa: E731
+    fed = SimpleNamespace(sites=SITES, rows=("x", "y"), record=nothing, warn=nothing)
+    fed.collect = lambda stage, *, at_least: told if at_least == 4 else None
+    roles = FedNoRoWorkflow(warmup_rounds=1, **settings)._detect(fed)
+    return *asked[0], [site for site, role in roles.items() if role == NOISY]
+
+
+@pytest.mark.parametrize(("vote_share", "noisy"), [(0.66, []), (0.68, ["b"])])
+def test_nine_mixtures_vote_on_normalised_losses_and_two_thirds_must_agree(monkeypatch, vote_share, noisy):
+    used = {"votes": 9, "covariance": "auto"}
+    assert detected(monkeypatch, vote_share) == ([0, 1, 0.5, 0], used, noisy)
+
+
+def test_the_settings_of_the_detection_reach_it(monkeypatch):
+    settings = {"votes": 5, "covariance": "full", "min_vote_share": 0.3, "detection_normalise": False}
+    used = {"votes": 5, "covariance": "full"}
+    assert detected(monkeypatch, 0.4, **settings) == ([1, 3, 2, 1], used, ["b"])
+
+
+def test_lambda_follows_the_ramp_of_the_settings():
+    told = []
+    fed = SimpleNamespace(num_rounds=9, sites=SITES, memory=FedNoRoWorkflow.Memory({"a": CLEAN}))
+    fed.train = lambda stage, **given: told.append(float(given["knowledge"]["distillation_weight"])) or {}
+    fed.record = lambda *args: None
+    workflow = FedNoRoWorkflow(warmup_rounds=2, ramp_begin=1, ramp_end=5, ramp_maximum=0.6)
+    for r in (3, 5):
+        workflow._robust_round(fed, r)
+    assert told == pytest.approx([0.6 * math.exp(-5 / 4), 0.6])
 
 
 # ---- Eqs. (6)-(7) ---------------------------------------------------------------------------------------------------

@@ -206,6 +206,17 @@ def mixtures(monkeypatch):
 LOSSES = np.random.default_rng(0).random((4, 2))
 
 
+def test_few_sites_have_the_likeliest_of_10_fits_from_random_sites_with_a_floor_of_0_02(mixtures):
+    made = mixtures(lambda seed: [0] * 4)
+    for kind in MIXTURES:
+        detect_noisy_clients(LOSSES, votes=1, covariance=kind)
+    floor = {"reg_covar": 0.02, "init_params": "random_from_data", "n_init": 10}
+    options = [
+        {**more, "covariance_type": kind, "random_state": 0} for kind, more in (("full", {}), ("spherical", floor))
+    ]
+    assert made == options
+
+
 def test_nine_mixtures_of_seeds_0_to_8_vote_and_the_most_frequent_exact_set_wins(mixtures):
     noisy_2, noisy_2_3 = [1, 1, 0, 1], [1, 1, 0, 0]
     made = mixtures(lambda seed: noisy_2 if seed in (2, 3, 5, 7, 8) else noisy_2_3)
