@@ -177,7 +177,7 @@ def test_the_line_is_followed_beyond_the_warm_up(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("share", "line"), [(1.0, (0.095, 0.145)), (0.75, (-1 / 30, 0.2)), (0.5, (0.1, 0.15)), (0.01, (0.1, 0.15))]
+    ("share", "line"), [(1.0, (0.095, 0.145)), (0.51, (-1 / 30, 0.2)), (0.5, (0.1, 0.15)), (0.01, (0.1, 0.15))]
 )
 def test_the_line_may_go_through_the_last_rounds_of_the_warm_up_alone(tmp_path, share, line):
     played = Played(tmp_path, FedIA(line_share=share))
@@ -239,6 +239,12 @@ def test_patience_asks_for_rounds_in_a_row(tmp_path):
     played.warm_up([*FLAT[:-1], loss_of(0.3)])  # a bad round of the warm-up does not count
     assert [played.round(r, loss_of(iou)) for r, iou in ((4, 0.0), (5, 0.5), (6, 0.0))] == [WAITS] * 3
     assert played.round(7, loss_of(0.0)) == TRIGGERED
+
+
+def test_a_round_that_a_site_missed_is_none_in_a_row(tmp_path):
+    played = Played(tmp_path, FedIA(patience=2))
+    played.warm_up(FLAT)
+    assert [played.round(r, loss_of(0.0)) for r in (4, 6, 7)] == [WAITS, WAITS, TRIGGERED]
 
 
 def test_a_site_that_is_nearly_complete_is_spared_by_the_gate(tmp_path):

@@ -140,6 +140,19 @@ def test_warmup_distillation_is_a_mean_over_samples_and_missing_classes(labels, 
     assert added == pytest.approx(2.0 * sum(terms) / 2 / divisor, rel=1e-4)
 
 
+def test_each_view_of_the_warmup_has_the_scores_of_the_received_model_for_itself(make_site, make_net):
+    site, net = make_site(LABELS), make_net(3)
+    work = FedMLP(warmup_distillation=2.0).start(net, WARM, site)
+    scores = [1 / (1 + np.exp(-logits_on(net, site, torch.arange(6), v))) for v in site.views(WARM, 2)]
+    for found, expected in zip(work._teacher.numpy(), scores, strict=True):
+        assert found == pytest.approx(expected, abs=1e-6)
+    work._teacher[0], work._teacher[1] = 0.0, 1.0
+    rows, missing = INDEX.numpy(), LABELS[INDEX.numpy()] < 0
+    added = work.loss(INDEX).item() - loss_of(FedMLP(), net, WARM, site).item()
+    first, second = ((s[rows] - teacher) ** 2 for s, teacher in zip(scores, (0, 1), strict=True))
+    assert added == pytest.approx(2.0 * ((first + second) * missing).sum() / 2 / 3, rel=1e-4)
+
+
 def test_the_prior_of_a_missing_class_is_that_of_its_tags(make_site, make_net):
     site, net = make_site(LABELS), make_net(3)  # tags: two positives, one negative; untagged: three
     tags = Repairs(np.array([0, 2, 5]), np.array([2, 2, 2]), np.array([1, 0, 1]), np.ones(3))

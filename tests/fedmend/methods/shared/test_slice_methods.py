@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch_factories import SaysMasks, make_mask_site, make_task
 
+from fedmend.baselines.nr_dice import NRDice
 from fedmend.labels import SEGMENTATION
+from fedmend.methods.condist import ConDist
+from fedmend.methods.fedia import FedIA
 from fedmend.methods.shared.slices import Relabelling, SliceMethod, SliceRound, base_loss
 
 MASKS = np.zeros((4, 8, 8), dtype=np.uint8)
@@ -77,6 +80,7 @@ def test_grey_values_change_at_random_only_when_asked(tmp_path, monkeypatch):
 def test_methods_for_masks_take_masks_and_augment_unless_told_otherwise():
     assert SliceMethod.KINDS == (SEGMENTATION,)
     assert SliceMethod().augment
+    assert [m.VOLUMES for m in (SliceMethod, FedIA, ConDist, NRDice)] == [False, True, True, True]
 
 
 def test_the_base_loss_is_the_cross_entropy_of_all_pixels_or_dice():
