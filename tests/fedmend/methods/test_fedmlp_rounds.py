@@ -174,6 +174,23 @@ def test_the_report_is_made_from_the_trained_model_and_original_labels(make_site
     assert report["learning_degree"].tolist() == pytest.approx(((s < 0.45) | (s > 0.55)).float().mean(0).tolist())
 
 
+@pytest.mark.parametrize(("stage", "views", "passes"), [(PROTOTYPE, 2, 1), (DETECT, 1, 2)])
+def test_all_inferences_of_a_round_see_the_first_view_of_the_training(
+    stage, views, passes, make_site, make_net, play, monkeypatch
+):
+    seen = []
+
+    def spied(model, split, site, view=None):
+        seen.append(view)
+        return infer(model, split, site, view)
+
+    monkeypatch.setattr("fedmend.methods.fedmlp.infer", spied)
+    site, order = make_site(LABELS, VALUES), task(stage, 4)
+    play(FedMLP(), make_net(2), order, site)
+    assert len(seen) == passes
+    assert all(torch.equal(view, site.views(order, views)[0]) for view in seen)
+
+
 def test_prototypes_are_of_the_labels_as_people_have_corrected_them(make_site, make_net, play):
     site = make_site(LABELS, VALUES)
     site.ledger.judge(Verdict(0, 0, RELABEL, 0, 1, "", -1, "AB"))
