@@ -11,7 +11,7 @@ from factories import refused
 from torch import nn
 from torch_factories import SaysMasks, make_mask_site, make_task, make_twin
 
-from fedmend.baselines.rmd import RMD, dropout, mean_of_smallest, random_maps, warp
+from fedmend.baselines.rmd import RMD, dropout, lesion_logits, mean_of_smallest, random_maps, warp
 
 MASKS = np.zeros((4, 8, 8), dtype=np.uint8)
 MASKS[0, 2, 3] = MASKS[3, 5, 5] = 1
@@ -67,16 +67,29 @@ def test_without_its_parts_two_networks_are_trained_apart(tmp_path):
 @pytest.mark.parametrize(("round_num", "dropped"), [(0, 0), (1, 2), (2, 4), (9, 4)])
 def test_a_network_leaves_out_the_pixels_that_the_other_one_believes_least(tmp_path, round_num, dropped):
     first = full(0.4)
-    second = np.full(MASKS.size, 0.2)
+    second = np.linspace(0.15, 0.2, MASKS.size)  # no ties
     second[MASKS.flatten() > 0] = 0.8
     doubted = [11, 70, 140, 200]  # unmarked, but lesion in the eyes of the second network
     second[doubted] = [0.99, 0.97, 0.95, 0.93]
     method = RMD(drop=4 / 256, weight=0.0, augment=False)
-    site = make_mask_site(tmp_path, MASKS)
-    _, gradient, _ = step(method, site, first, second.reshape(MASKS.shape), round_num)  # the ramp ends in round 2
-    assert np.flatnonzero(gradient == 0).tolist() == doubted[:dropped]
-    rest = gradient.flatten() != 0
-    assert gradient.flatten()[rest] == pytest.approx((0.4 - MASKS.flatten()[rest]) / (256 - dropped), abs=1e-7)
+    site, second = make_mask_site(tmp_path, MASKS), second.reshape(MASKS.shape)
+    _, by_second, _ = step(method, site, first, second, round_num)  # the ramp ends in round 2
+    _, _, by_first = step(method, site, second, first, round_num)
+    for gradient in (by_second, by_first):
+        assert np.flatnonzero(gradient == 0).tolist() == doubted[:dropped]
+        rest = gradient.flatten() != 0
+        assert gradient.flatten()[rest] == pytest.approx((0.4 - MASKS.flatten()[rest]) / (256 - dropped), abs=1e-7)
+
+
+def test_the_logit_is_that_of_the_lesion_less_that_of_the_background():
+    logits = torch.tensor([1.0, 3.5]).view(1, 2, 1, 1)
+    assert lesion_logits(lambda images: (None, logits), logits).tolist() == [[[2.5]]]
+
+
+def test_networks_that_teach_each_other_nothing_see_each_slice_once(tmp_path):
+    model = make_twin(full(0.6), full(0.3))
+    RMD(weight=0.0, augment=False).start(model, make_task(), make_mask_site(tmp_path, MASKS)).loss(ALL)
+    assert [len(network.calls) for network in (model.first, model.second)] == [1, 1]
 
 
 # ---- what they teach each other -------------------------------------------------------------------------------------
