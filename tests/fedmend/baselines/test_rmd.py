@@ -207,6 +207,8 @@ def test_the_first_maps_are_flips():
     images = torch.rand(40, 1, 6, 6, generator=torch.Generator().manual_seed(0))
     maps = random_maps(40, 6, torch.Generator().manual_seed(0), smooth=False)
     assert (maps.abs() <= 1).all()
+    drawn = torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(maps[:, 0, 0] > 0, drawn < 0.5)
     kinds = ([], [2], [3], [2, 3])
     found = []
     for image, seen in zip(images, warp(images, maps), strict=True):
