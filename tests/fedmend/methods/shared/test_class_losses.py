@@ -5,8 +5,10 @@ import warnings
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
+import torch
 
-from fedmend.methods.shared.class_losses import find_noisy_sites, loss_matrix, normalise_losses
+from fedmend.methods.shared.class_losses import class_losses, find_noisy_sites, loss_matrix, normalise_losses
 
 NAN = math.nan
 
@@ -20,6 +22,14 @@ def test_the_loss_matrix_has_sites_in_sorted_order_and_nan_for_classes_without_s
     losses = loss_matrix({"site-2": report([3, 4]), "site-10": report([1, 0], [7, 0])})
     assert losses.dtype == np.float64
     np.testing.assert_array_equal(losses, [[1, NAN], [3, 4]])  # site-10 sorts before site-2
+
+
+def test_a_class_of_one_sample_counts_and_the_last_class_may_have_none():
+    logits = torch.tensor([[0, math.log(3), 0], [0, 0, 0]])
+    told = class_losses(logits, np.array([1, 0]))
+    assert told["class_loss"] == pytest.approx([math.log(3), math.log(5 / 3), 0], rel=1e-6)
+    assert told["class_count"].tolist() == [1, 1, 0]
+    assert np.isnan(loss_matrix({"a": told})).tolist() == [[False, False, True]]
 
 
 def test_one_loss_per_site_is_the_mean_over_its_samples():
