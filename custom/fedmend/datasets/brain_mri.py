@@ -17,6 +17,7 @@ import numpy as np
 from fedmend.basics.discovery import Command
 from fedmend.basics.words import say
 from fedmend.data.csv_files import read_csv
+from fedmend.data.identity import one_path
 from fedmend.datasets import command_line
 from fedmend.datasets.checks import need, need_part
 from fedmend.datasets.imperfections import annotated_classes, identified_classes
@@ -29,7 +30,7 @@ WHERE = "brain-mri"
 CLASSES = ("glioma", "meningioma", "pituitary")
 HEALTHY = "no_tumor"
 DIAGNOSES = (*CLASSES, HEALTHY)
-TABLE = "labels.csv"
+TABLE, COLUMNS = "labels.csv", ("image", "diagnosis", "split")
 SOURCE = "Brain Tumor Classification (MRI), Bhuvaji et al."
 
 
@@ -37,11 +38,21 @@ def _read(source: Path, *, single: bool) -> tuple[Samples, np.ndarray]:
     """All slices, those for training first, and (N,) bool, True in the set's test split."""
     need_part((source / TABLE).is_file(), WHERE, TABLE)
     found: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
-    for row, record in read_csv(source / TABLE, f"{WHERE}, {TABLE}")[1]:
-        where, diagnosis, split = f"{WHERE}, {TABLE} row {row}", record.get("diagnosis"), record.get("split")
+    rows: dict[str, int] = {}
+    header, records = read_csv(source / TABLE, f"{WHERE}, {TABLE}")
+    missing = [c for c in COLUMNS if c not in header]
+    need(not missing, f"{WHERE}, {TABLE} row 1", f"a header with {list(COLUMNS)}", f"one without {missing}")
+    for row, record in records:
+        image, diagnosis, split = ((record[c] or "").strip() for c in COLUMNS)
+        where, image = f"{WHERE}, {TABLE} row {row}", one_path(image)
         need(diagnosis in DIAGNOSES, f"{where}, column diagnosis", f"one of {list(DIAGNOSES)}", "another value")
         need(split in found, f"{where}, column split", "train or test", "another value")
-        found[str(split)].append((record["image"], DIAGNOSES.index(diagnosis)))
+        # One that is there twice could be in training and test.
+        need(image not in rows, f"{where}, column image", "each image once", f"the one of row {rows.get(image)}")
+        there = image and (source / image).is_file()
+        need(there, f"{where}, column image", "the path of a file below the source", "another one")
+        rows[image] = row
+        found[split].append((image, DIAGNOSES.index(diagnosis)))
     both = found["train"] + found["test"]
     numbers = np.array([number for _, number in both], dtype=np.int64)
     samples = Samples(

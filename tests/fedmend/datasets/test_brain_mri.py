@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from factories import refused
 
 from fedmend.data.card import load_card
 from fedmend.data.tables import load_table
@@ -61,6 +62,31 @@ def test_an_unknown_diagnosis_is_refused_by_row(own_copy, tmp_path):
     with pytest.raises(
         FedMendError, match=r"labels.csv row 5, column diagnosis: expected one of .*, got another value"
     ):
+        prepare(own_copy, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("image,", "file,", "row 1: expected a header with ['image', 'diagnosis', 'split'], got one without ['image']"),
+        ("images/50.png", "images/2.png", "row 52, column image: expected each image once, got the one of row 4"),
+        (
+            "images/50.png",
+            "./images\\2.png",
+            "row 52, column image: expected each image once, got the one of row 4",
+        ),
+        ("images/50.png", "", "row 52, column image: expected the path of a file below the source, got another one"),
+        (
+            "images/50.png",
+            "x.png",
+            "row 52, column image: expected the path of a file below the source, got another one",
+        ),
+    ],
+)
+def test_a_table_of_other_images_or_with_one_twice_is_refused(own_copy, tmp_path, old, new, sentence):
+    table = own_copy / "labels.csv"
+    table.write_text(table.read_text().replace(old, new, 1))
+    with refused(f"brain-mri, labels.csv {sentence}"):
         prepare(own_copy, tmp_path / "out")
 
 
