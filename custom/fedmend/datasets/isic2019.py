@@ -17,6 +17,7 @@ import numpy as np
 from fedmend.basics.discovery import Command
 from fedmend.basics.words import say
 from fedmend.data.csv_files import read_csv
+from fedmend.data.identity import is_missing
 from fedmend.datasets import command_line
 from fedmend.datasets.checks import need, need_part, one_of
 from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
@@ -104,6 +105,7 @@ def _read_lesions(file: Path) -> dict[str, str]:
     need(good, f"{file.name} row 1", words, "another one")
     for row, record in records:
         lesion = (record["lesion_id"] or "").strip()
+        lesion = "" if is_missing(lesion) else lesion  # R writes NA
         same = lesions.setdefault(record["image"], lesion) == lesion
         need(same, f"{file.name} row {row}", "the lesion_id that an earlier row gives", "another one")
     return lesions

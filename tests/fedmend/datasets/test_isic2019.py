@@ -46,6 +46,11 @@ def test_a_picture_without_lesion_id_is_a_lesion_of_its_own(source):
     assert read(source)[0].patients == expected
 
 
+def test_words_for_a_missing_lesion_id_are_no_lesion(source):
+    change(source, ",,x", ",NA,x", file=METADATA)
+    assert read(source)[0].patients[1::3] == ["ISIC_0000001_downsampled", "ISIC_0000004"]
+
+
 def test_the_pictures_of_a_lesion_stay_on_one_side_unless_the_split_is_by_image(source):
     by_lesion = [read(source, test_share=0.5, seed=seed)[1] for seed in range(20)]
     assert all(t[0] == t[3] and t[2] == t[5] for t in by_lesion)
