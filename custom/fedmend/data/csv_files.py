@@ -38,27 +38,52 @@ def read_csv(path: Path, where: str, *, delimiters: str = ",") -> tuple[list[str
     Raises:
         FedMendError: no such file, another encoding, or a field that never ends; the last one also while rows are read.
     """
-    text, before = _text(path, where), 0
+    text, before = read_text(path, where), 0
     if named := _NAMED.match(text) if len(delimiters) > 1 else None:
         text, before = text[named.end() :], 1
     delimiter = named[1] if named else max(delimiters, key=_QUOTED.sub("", text).partition("\n")[0].count)
     reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
-    with _bounded_fields(where):
+    with bounded_fields(where):
         header = list(reader.fieldnames or [])
     return header, _rows(reader, where, before)
 
 
-def _text(path: Path, where: str, newline: str | None = None) -> str:
+def read_text(path: Path, where: str, newline: str | None = None) -> str:
+    """What a text file holds.
+
+    Args:
+        path: UTF-8 text.
+        where: words that name it in messages.
+        newline: as :func:`open` takes it.
+
+    Raises:
+        FedMendError: no such file, or another encoding.
+    """
     try:
-        with open(path, encoding="utf-8-sig", newline=newline) as stream:
+        with utf8_only(path, where), open(path, encoding="utf-8-sig", newline=newline) as stream:
             text = stream.read()
     except (FileNotFoundError, IsADirectoryError):
         raise FedMendError(f"{where}: expected beside site.json, not found") from None
-    except UnicodeDecodeError:
-        raise FedMendError(f"{where}: expected UTF-8 text, got {_what(path)}") from None
     if "\0" in text[:2]:  # of two bytes a letter, without a mark that says so
         raise FedMendError(f"{where}: expected UTF-8 text, got another encoding, e.g. UTF-16; save it as CSV UTF-8")
     return text
+
+
+@contextlib.contextmanager
+def utf8_only(path: Path, where: str) -> Iterator[None]:
+    """Refuses another encoding while a text file is read.
+
+    Args:
+        path: the file.
+        where: words that name it in messages.
+
+    Raises:
+        FedMendError: it is no UTF-8 text.
+    """
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise FedMendError(f"{where}: expected UTF-8 text, got {_what(path)}") from None
 
 
 def _what(path: Path) -> str:
@@ -86,11 +111,11 @@ def read_as_written(path: Path, where: str) -> Iterator[tuple[list[str], list[st
     taken: list[str] = []
 
     def lines() -> Iterator[str]:
-        for line in io.StringIO(_text(path, where, newline=""), newline=""):
+        for line in io.StringIO(read_text(path, where, newline=""), newline=""):
             taken.append(line)
             yield line
 
-    with _bounded_fields(where):
+    with bounded_fields(where):
         for fields in csv.reader(lines()):
             text, place = "".join(taken), 0
             written: list[str] = []
@@ -106,13 +131,21 @@ def read_as_written(path: Path, where: str) -> Iterator[tuple[list[str], list[st
 
 
 def _rows(reader: csv.DictReader, where: str, before: int) -> Iterator[tuple[int, dict]]:
-    with _bounded_fields(where):
+    with bounded_fields(where):
         for record in reader:
             yield reader.line_num + before, record
 
 
 @contextlib.contextmanager
-def _bounded_fields(where: str) -> Iterator[None]:
+def bounded_fields(where: str) -> Iterator[None]:
+    """Refuses a field that never ends while a table is read.
+
+    Args:
+        where: words that name the table in messages.
+
+    Raises:
+        FedMendError: there is one.
+    """
     try:
         yield
     except csv.Error:  # a quotation mark without its partner makes one field of all that follows

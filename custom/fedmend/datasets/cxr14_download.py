@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.csv_files import read_csv
+from fedmend.data.csv_files import read_csv, read_text
 from fedmend.datasets.checks import need, need_part
 from fedmend.errors import FedMendError
 
@@ -95,12 +95,12 @@ def read_lists(source: Path, films: Films, table: str) -> np.ndarray:
     """(N,) bool, True for the films of the official test list.
 
     Raises:
-        FedMendError: no lists, a film in none or both of them, or a patient in both.
+        FedMendError: no lists, one in another encoding, a film in none or both of them, or a patient in both.
     """
     for name in (TRAIN_LIST, TEST_LIST):
         need_part((source / name).is_file(), "cxr14", name, " for split 'official'")
     train, test = (
-        np.isin(films.images, np.array((source / name).read_text(encoding="utf-8-sig").split(), dtype=str))
+        np.isin(films.images, np.array(read_text(source / name, name).split(), dtype=str))
         for name in (TRAIN_LIST, TEST_LIST)
     )
     if len(wrong := np.flatnonzero(train == test)):

@@ -92,7 +92,8 @@ def _used(
 ) -> tuple[Slices, dict[str, np.ndarray], np.ndarray | None, dict[str, int]]:
     """The slices that are used, what their headers say, the test slices of a published split, and counts."""
     slices, counts = read_slices(source)
-    say(f"{counts['label_rows']} label rows, {len(slices.ids)} slices with a file")
+    lacking = f", {n} without one are left out" if (n := counts["slices_without_file"]) else ""
+    say(f"{counts['label_rows']} label rows, {len(slices.ids)} slices with a file{lacking}")
     test = None
     if protocol.lists:
         slices, test = take_lists(slices, *protocol.lists)

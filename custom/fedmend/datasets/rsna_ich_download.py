@@ -15,7 +15,7 @@ from typing import TextIO
 import numpy as np
 
 from fedmend.basics.parallel import mapped
-from fedmend.data.csv_files import read_csv
+from fedmend.data.csv_files import bounded_fields, read_csv, utf8_only
 from fedmend.data.dicom_files import open_dicom
 from fedmend.datasets.checks import need, need_part
 from fedmend.datasets.samples import Say
@@ -27,9 +27,10 @@ TABLE, FOLDER = "stage_2_train.csv", "stage_2_train"
 CORRUPT = frozenset({"ID_6431af929"})  # its pixel data is cut short in the official download
 
 # Two bits per label, "said to be 0" and "said to be 1": one integer per slice holds all its rows, and a contradiction
-# shows as both bits set. "any" is the union of the five, checked for contradictions and not used further.
+# shows as both bits set. "any" is the union of the five, checked against them and not used further.
 _FLAGS = {f"{kind}{v}": 1 << (2 * c + v) for c, kind in enumerate((*CLASSES, "any")) for v in (0, 1)}
 _LOW_BITS = sum(1 << (2 * c) for c in range(len(CLASSES)))
+_ANY = 2 * len(CLASSES)
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,24 @@ def read_slices(source: Path) -> tuple[Slices, dict[str, int]]:
     """
     need_part((source / TABLE).is_file() and (source / FOLDER).is_dir(), WHERE, f"{TABLE} and {FOLDER}/")
     files = {entry.name[:-4] for entry in os.scandir(source / FOLDER) if entry.name.endswith(".dcm")}
-    with open(source / TABLE, newline="", encoding="utf-8-sig") as stream:
+    # Row by row: the table has 4.5 million.
+    table = source / TABLE
+    with (
+        bounded_fields(TABLE),
+        utf8_only(table, TABLE),
+        open(table, newline="", encoding="utf-8-sig") as stream,
+    ):
         seen, rows, counts = _parse(stream)
     flags = np.fromiter(seen.values(), dtype=np.int64, count=len(seen))
     incomplete = ((flags | flags >> 1) & _LOW_BITS) != _LOW_BITS
     if incomplete.any():
         words = f"rows for all of {list(CLASSES)} of this slice, some are missing"
         raise FedMendError(f"{TABLE} row {rows[int(np.argmax(incomplete))]}: expected {words}")
+    has = (flags & _LOW_BITS << 1) != 0
+    other = flags >> _ANY & np.where(has, 1, 2) != 0
+    if other.any():
+        words = "any of this slice to be 1 where one of its classes is, else 0"
+        raise FedMendError(f"{TABLE} row {rows[int(np.argmax(other))]}: expected {words}, got the other")
     labels = (flags[:, None] >> (2 * np.arange(len(CLASSES)) + 1) & 1).astype(np.int8)
     ids = np.array(list(seen), dtype=str)
     slices = Slices(ids, np.array(rows, dtype=np.int64), labels)

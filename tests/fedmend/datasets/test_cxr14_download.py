@@ -105,6 +105,13 @@ def test_a_row_that_contradicts_the_download_is_refused(own_copy, tmp_path, row,
         prepare(own_copy, tmp_path / "out", **BASE)
 
 
+def test_a_list_in_another_encoding_is_refused(own_copy, tmp_path):
+    file = own_copy / "test_list.txt"
+    file.write_text(file.read_text(), encoding="utf-16")
+    with refused("test_list.txt: expected UTF-8 text, got UTF-16; save it as CSV UTF-8"):
+        prepare(own_copy, tmp_path / "out", **BASE)
+
+
 def test_an_image_in_both_lists_is_refused(own_copy, tmp_path):
     with open(own_copy / "test_list.txt", "a") as stream:
         stream.write(f"\n{name(2, 0)}\n")

@@ -44,7 +44,9 @@ def test_a_corrupt_file_and_rows_or_files_without_partner_are_left_out_and_count
     write_rows(own_copy, rows)
     for name in ("ID_6431af929", "ID_ffffffff1"):
         (own_copy / "stage_2_train" / f"{name}.dcm").write_bytes(b"")
-    prepare(own_copy, tmp_path / "out", **BASE)
+    lines = []
+    prepare(own_copy, tmp_path / "out", progress=lines.append, **BASE)
+    assert lines[0] == "874 label rows, 144 slices with a file, 1 without one are left out"
     counts = load_card(tmp_path / "out" / "site-1", "").provenance["counts"]
     assert counts == {
         "label_rows": 874,
@@ -74,6 +76,11 @@ def test_identical_duplicate_rows_are_dropped(rsna_ich, own_copy, tmp_path):
         (lambda rows: [*rows, ["ID_63eb1e259", "0"]], "row 866: expected ID_"),
         (lambda rows: [*rows, ["ID_63eb1e259_subdural"]], "row 866: expected ID_"),
         (lambda rows: [*rows, ["ID_63eb1e259_subdural", ""]], "row 866: expected ID_"),
+        (
+            lambda rows: [[i, str(int(i.endswith("_any")))] for i, v in rows],
+            "row 2: expected any of this slice to be 1",
+        ),
+        (lambda rows: [[i, "0" if i.endswith("_any") else v] for i, v in rows], "row 2: expected any of this slice"),
         (lambda rows: rows[:-3], "row 860: expected rows for all of"),
         (lambda rows: [[r.replace("ID_0", "ID_9"), v] for r, v in rows], "found none"),
         (lambda rows: [], "found none"),
@@ -90,6 +97,21 @@ def test_a_table_that_is_broken_is_refused_by_its_row(own_copy, tmp_path, change
 def test_another_header_is_refused(own_copy, tmp_path):
     write_rows(own_copy, table_rows(), header=("image", "label"))
     with pytest.raises(FedMendError, match="row 1: expected the header ID,Label"):
+        prepare(own_copy, tmp_path / "out", **BASE)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.decode().encode("utf-16"), "expected UTF-8 text, got UTF-16"),
+        (lambda text: b"\x1f\x8b" + text, "expected UTF-8 text, got a gzip file"),
+        (lambda text: text + b'"' + b"x" * 200_000, "a quotation mark without its partner"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_one_sentence(own_copy, tmp_path, change, message):
+    table = own_copy / "stage_2_train.csv"
+    table.write_bytes(change(table.read_bytes()))
+    with pytest.raises(FedMendError, match=f"stage_2_train.csv: .*{message}"):
         prepare(own_copy, tmp_path / "out", **BASE)
 
 
