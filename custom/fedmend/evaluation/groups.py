@@ -12,6 +12,7 @@ from itertools import combinations
 
 import numpy as np
 
+from fedmend.data.identity import is_missing
 from fedmend.data.site import Split
 from fedmend.data.slices import VolumeSplit
 from fedmend.errors import FedMendError
@@ -19,7 +20,7 @@ from fedmend.evaluation.held_out import labels_of, persons_of
 
 MOST_GROUPS = 20  # of a column
 REST = "not given"  # a blank, or what is in no group
-AGE = re.compile(r"(\d{3})([DWMY])")  # DICOM's value representation AS
+AGE = re.compile(r"(\d{1,3})([DWMY])", re.IGNORECASE)  # DICOM's value representation AS, as people copy it
 A_YEAR = {"D": 365.25, "W": 365.25 / 7, "M": 12, "Y": 1}
 
 
@@ -50,7 +51,8 @@ class Column:
         numbers = [_number(part) for part in parts]
         edges = tuple(n for n in numbers if n is not None)
         whole = len(edges) == len(parts)
-        if not name or not all(parts) or len({*parts}) < len(parts) or (whole and list(edges) != sorted({*edges})):
+        wrong = not name or not all(parts) or len({*parts}) < len(parts) or REST in parts
+        if wrong or (whole and list(edges) != sorted({*edges})):
             expected = "a column, with values or ascending numbers behind it if wanted, such as sex:F,M or age:40,60"
             raise FedMendError(f"subgroups: expected {expected}, got {words!r:.100}")
         return cls(name, edges=edges) if whole else cls(name, values=tuple(parts))
@@ -60,8 +62,10 @@ class Column:
         """Names of the groups, where they do not depend on the values that are found."""
         if not self.edges:
             return self.values
-        between = [f"{a:g} to {b:g}" for a, b in zip(self.edges, self.edges[1:], strict=False)]
-        return (f"below {self.edges[0]:g}", *between, f"from {self.edges[-1]:g}")
+        # All digits: dates such as 20200101 differ in the last ones alone.
+        edges = [f"{edge:.15g}" for edge in self.edges]
+        between = [f"{a} to {b}" for a, b in zip(edges, edges[1:], strict=False)]
+        return (f"below {edges[0]}", *between, f"from {edges[-1]}")
 
     def groups(self, found: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
         """Names of G groups, and (M,) int64, for each of M values the number of its group, G where it is in none.
@@ -72,14 +76,15 @@ class Column:
         Raises:
             FedMendError: the column has more values than a person reads.
         """
-        names = self.fixed or tuple(sorted({value for value in found if value}))
+        names = self.fixed or tuple(sorted({value for value in found if not is_missing(value)} - {REST}))
         if len(names) > MOST_GROUPS:
             raise FedMendError(
                 f"subgroups: expected at most {MOST_GROUPS} groups of {self.name}, got {len(names)}; give bands of"
                 f" numbers, such as {self.name}:40,60"
             )
         if self.edges:
-            numbers = [_years(value) if AGE.fullmatch(value) else _number(value) for value in found]
+            ages = (value.replace(",", ".") for value in found)  # a decimal comma
+            numbers = [_years(value) if AGE.fullmatch(value) else _number(value) for value in ages]
             places = [len(names) if n is None else int(np.searchsorted(self.edges, n, "right")) for n in numbers]
         else:
             known = {name: place for place, name in enumerate(names)}
@@ -108,7 +113,7 @@ def _number(text: str) -> float | None:
 
 def _years(age: str) -> float:
     """An age as DICOM writes it, such as 045Y or 018M, in years."""
-    return int(age[:-1]) / A_YEAR[age[-1]]
+    return int(age[:-1]) / A_YEAR[age[-1].upper()]
 
 
 def held_back(

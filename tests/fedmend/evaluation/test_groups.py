@@ -46,7 +46,17 @@ def test_words_become_values_or_bands():
 
 def test_ages_of_dicom_are_put_into_bands_of_years():
     ages = ["045Y", "018M", "104W", "730D", "731D", "45Y", "045y"]
-    assert grouped("age:2,45", ages) == (("below 2", "2 to 45", "from 45"), [2, 0, 0, 0, 1, 3, 3])
+    assert grouped("age:2,45", ages) == (("below 2", "2 to 45", "from 45"), [2, 0, 0, 0, 1, 2, 2])
+    assert grouped("age:45.2", ["45,5", "45,1"])[1] == [1, 0]
+
+
+def test_words_for_a_missing_value_are_no_group():
+    assert grouped("sex", ["F", "nan", "NA", "not given", ""]) == (("F",), [0, 1, 1, 1, 1])
+
+
+def test_bands_that_differ_in_their_last_digits_have_names_of_their_own():
+    names = Column.of("day:20200101,20200102,20200103").fixed
+    assert names == ("below 20200101", "20200101 to 20200102", "20200102 to 20200103", "from 20200103")
 
 
 def grouped(words, found):
@@ -54,7 +64,7 @@ def grouped(words, found):
     return names, place.tolist()
 
 
-@pytest.mark.parametrize("words", ["", ":40", "age:", "age:60,40", "sex:F,F", "age:40,"])
+@pytest.mark.parametrize("words", ["", ":40", "age:", "age:60,40", "sex:F,F", "age:40,", "sex:F,not given"])
 def test_words_that_are_no_column_are_refused(words):
     expected = "a column, with values or ascending numbers behind it if wanted, such as sex:F,M or age:40,60"
     with refused(f"subgroups: expected {expected}, got {words!r}"):
