@@ -10,6 +10,7 @@ import numpy as np
 from fedmend.data.dicom_files import frame_values, frames_of, open_dicom
 from fedmend.data.dicom_groups import group_of, groups_of
 from fedmend.data.dicom_values import header_number
+from fedmend.data.identity import loose
 from fedmend.data.raw import WIDEST, UnreadableImage, check_pixels, grey_range
 from fedmend.errors import FedMendError
 
@@ -50,7 +51,7 @@ def slices_of(files: Sequence[Path], where: str) -> list[Slice]:
 
     Raises:
         FedMendError: a file that cannot be used, slices without a place in the patient, that are not parallel, of
-            several sizes, at one place or at uneven distances.
+            several sizes or patients, at one place or at uneven distances.
     """
     found: list[Slice] = []
     for file in files:
@@ -67,11 +68,26 @@ def slices_of(files: Sequence[Path], where: str) -> list[Slice]:
     size = ("Rows", "Columns", "SeriesInstanceUID")
     if any(s.dataset.get(name) != first.dataset.get(name) for s in found for name in size):
         raise FedMendError(f"{where}: expected slices of one size and series, got several")
+    check_one_patient([s.dataset for s in found], where)
     if not all(np.allclose([*s.turn, *s.spacing], [*first.turn, *first.spacing], atol=1e-4) for s in found):
         raise FedMendError(f"{where}: expected parallel slices with pixels of one size, got others")
     found.sort(key=lambda s: float(s.place @ np.cross(first.turn[:3], first.turn[3:])))
     grid_of(found, where)
     return found
+
+
+def check_one_patient(images: Sequence["Dataset"], where: str) -> None:
+    """Refuses a series of several patients, as where somebody has given all series one UID; a blank is nobody.
+
+    Args:
+        images: headers.
+        where: words that begin a sentence.
+
+    Raises:
+        FedMendError: several PatientIDs.
+    """
+    if len({loose(str(image.get("PatientID") or "")) for image in images} - {""}) > 1:
+        raise FedMendError(f"{where}: expected slices of one patient, got those of several")
 
 
 def _slice(dataset: "Dataset", frame: int) -> Slice:

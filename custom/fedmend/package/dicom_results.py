@@ -196,7 +196,8 @@ def _reports(package: OpenedPackage, root: Path, items: Sequence[Item], results:
             whose = {
                 (str(h.StudyInstanceUID), loose(str(h.PatientID or ""))) for h in headers.values() if h is not None
             }
-            if usable and None not in headers.values() and len(whose) == 1:  # never a report of two patients
+            one = len(whose) == 1 and not any(item.shared for item in usable)
+            if usable and None not in headers.values() and one:  # never a report of two patients
                 yield partial(_report, package, study, usable, images, headers, out)
 
     return _written(made(), len(studies))

@@ -17,6 +17,7 @@ from fedmend.data.dicom_copies import copies_in
 from fedmend.data.dicom_files import OTHER_FORMATS, frames_of, open_dicom
 from fedmend.data.dicom_kinds import FIELDS, IMAGE, kind_of, shows_images, word_of
 from fedmend.data.dicom_series import PLACE, TURN, height_of, number_of
+from fedmend.data.identity import as_on_disk, canonical, is_missing, loose, one_path
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, open_nifti
 from fedmend.data.store import file_stamp
 from fedmend.errors import FedMendError
@@ -29,7 +30,8 @@ FILMS = {"CR", "DX", "RG", "RF", "XA"}  # a model of one of these takes the othe
 UID = re.compile(r"[0-9.]{1,64}")
 SERIES = "SeriesInstanceUID"
 INSTANCE = "SOPInstanceUID"
-HEADER = (*FIELDS, "NumberOfFrames", "StudyInstanceUID", SERIES, INSTANCE, "InstanceNumber", PLACE, TURN)
+HEADER = (*FIELDS, "NumberOfFrames", "StudyInstanceUID", SERIES, INSTANCE, "InstanceNumber", "PatientID", PLACE, TURN)
+RESOURCE_FORK = b"\0\5\x16\7"  # how a file begins that a Mac leaves beside another one, under its name with "._"
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Item:
         height: of a DICOM image along the normal of its slice in mm; NaN where it is unknown.
         number: InstanceNumber of a DICOM image; 0 where it is unknown.
         uid: SOPInstanceUID of a DICOM image or of the file of frames; blank where it is unknown.
+        patient: PatientID of a DICOM image in one form for all spellings; blank where it is unknown.
+        shared: several patients have the UID of its study.
     """
 
     name: str
@@ -57,6 +61,8 @@ class Item:
     height: float = math.nan
     number: int = 0
     uid: str = ""
+    patient: str = ""
+    shared: bool = False
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -82,7 +88,7 @@ def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, lis
     """
     left_out = 0
     if source.suffix.lower() == ".csv":
-        root, items = source.parent, _of_table(source, modality)
+        root, items = source.parent, _apart(_of_table(source, modality))
     elif source.is_dir():
         root = source
         found = [item for file in _files(source) for item in _items(file, root, modality, volumes)]
@@ -92,7 +98,7 @@ def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, lis
         copies, _ = copies_in([(_identity(item), item.images[0]) for item in items], root)
         items = [item for number, item in enumerate(items) if number not in copies]
         left_out = len(found) - len(items)
-        items = _series(items) if volumes else items
+        items = _series(items) if volumes else _apart(items)
     elif source.is_file():
         root, items = source.parent, list(_items(source, source.parent, modality, volumes))
     else:
@@ -130,9 +136,26 @@ def by_study(items: Sequence[Item]) -> list[Item]:
     for item in items:
         studies.setdefault(item.study, []).append(item)
     return [
-        Item(name, name, files=tuple(item.name for series in _by_series(own) for item in series))
+        Item(name, name, files=tuple(i.name for series in _by_series(own) for i in series), shared=own[0].shared)
         for name, own in studies.items()
     ]
+
+
+def _apart(items: Sequence[Item]) -> list[Item]:
+    """Images whose study's UID several patients have, as where somebody has given all studies one, in a study for each
+    patient."""
+    patients: dict[str, dict[str, int]] = {}
+    for item in items:
+        if item.uid:
+            own = patients.setdefault(item.study, {})
+            own.setdefault(item.patient, len(own) + 1)
+    found = []
+    for item in items:
+        several = patients.get(item.study, {}) if item.uid else {}
+        if len(several) > 1:
+            item = replace(item, study=f"{item.study} patient {several[item.patient]}", shared=True)
+        found.append(item)
+    return found
 
 
 def _by_series(items: Sequence[Item]) -> Iterator[list[Item]]:
@@ -147,18 +170,25 @@ def _by_series(items: Sequence[Item]) -> Iterator[list[Item]]:
 
 def _of_table(file: Path, modality: str) -> list[Item]:
     header, rows = read_csv(file, file.name, delimiters=DELIMITERS)
-    if "image" not in header:
+    named = {name: [column for column in header if loose(column or "") == name] for name in ("image", "study")}
+    if not named["image"]:
         raise FedMendError(f"{file.name}, header: expected a column 'image', got {len(header)} other columns")
+    for name, columns in named.items():
+        if len(columns) > 1:
+            raise FedMendError(f"{file.name}, header: expected one column {name!r}, got {len(columns)}")
     found = []
     for number, row in rows:
-        image, study = (row["image"] or "").strip(), (row.get("study") or "").strip()
+        image, study = ((row[columns[0]] or "").strip() if columns else "" for columns in named.values())
+        image, study = image and as_on_disk(file.parent, one_path(image)), "" if is_missing(study) else canonical(study)
         if not image:
             raise FedMendError(f"{file.name} row {number}, column image: expected a path, got a blank")
         name = image.partition("#")[0]
         known: list[Item] = []
         if not name.lower().endswith((*PICTURE_SUFFIXES, *NIFTI_SUFFIXES)) and (file.parent / name).is_file():
             known = list(_dicom_items(file.parent / name, name, modality))
-        found.append(Item(image, study or (known[0].study if known else name)))
+        # A word for its study says enough; a UID may be several patients'.
+        whose = {} if study or not known else {"uid": known[0].uid, "patient": known[0].patient}
+        found.append(Item(image, study or (known[0].study if known else name), **whose))
     return found
 
 
@@ -168,7 +198,14 @@ def _files(folder: Path) -> Iterator[Path]:
             folders.clear()
             continue
         folders.sort()
-        yield from (Path(place, name) for name in sorted(names))
+        files = (Path(place, name) for name in sorted(names))
+        yield from (file for file in files if not (file.name.startswith("._") and _is_resource_fork(file)))
+
+
+def _is_resource_fork(file: Path) -> bool:
+    with contextlib.suppress(OSError), open(file, "rb") as stream:
+        return stream.read(len(RESOURCE_FORK)) == RESOURCE_FORK
+    return False
 
 
 def _items(file: Path, root: Path, modality: str, volumes: bool) -> Iterator[Item]:
@@ -214,7 +251,7 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             header = open_dicom(file, stop_before_pixels=True, specific_tags=list(HEADER))
-            uid = word_of(header, INSTANCE)
+            uid, patient = word_of(header, INSTANCE), loose(word_of(header, "PatientID"))
             found, study = word_of(header, "Modality"), word_of(header, "StudyInstanceUID")
             study = study if study and study.isprintable() else name  # it gets into tables
             if not shows_images(header):
@@ -238,7 +275,7 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
     names, series = [name] if frames == 1 else [f"{name}#{n}" for n in range(frames)], word_of(header, SERIES)
     for frame, (one, kind) in enumerate(zip(names, kinds, strict=True)):
         height, number = _place_of(header, frame)
-        yield Item(one, study, kind, series=series, height=height, number=number, uid=uid)
+        yield Item(one, study, kind, series=series, height=height, number=number, uid=uid, patient=patient)
 
 
 def _place_of(header: "Dataset", frame: int) -> tuple[float, int]:

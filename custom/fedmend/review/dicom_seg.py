@@ -9,7 +9,7 @@ import numpy as np
 import fedmend
 from fedmend.basics.files import make_folder, write_atomically
 from fedmend.data.dicom_files import open_dicom
-from fedmend.data.dicom_series import GRID_TOLERANCE, Slice, grid_of
+from fedmend.data.dicom_series import GRID_TOLERANCE, Slice, check_one_patient, grid_of
 from fedmend.data.dicom_writing import with_all_fields
 from fedmend.data.readers import affine_of
 from fedmend.data.volumes import has_value, load_nifti
@@ -154,6 +154,7 @@ def _ordered(files: Sequence[Path]) -> list:
         raise FedMendError(f"{WHERE}: expected the DICOM files of a series, got none")
     if any(image.get(name) != images[0].get(name) for image in images for name in ONE_FOR_ALL):
         raise FedMendError(f"{WHERE}: expected the files of one series, got those of several")
+    check_one_patient(images, WHERE)
     turns = np.array([image.ImageOrientationPatient for image in images], dtype=float)
     places = np.array([image.ImagePositionPatient for image in images], dtype=float)
     if not np.allclose(turns, turns[0], atol=1e-4):

@@ -151,13 +151,18 @@ def test_series_that_make_no_volume_are_rows_with_the_reason(tmp_path):
     series(tmp_path / "in" / "b", AXIAL, SeriesInstanceUID="1.2.8", ImagePositionPatient=[0, 0, 0])
     series(tmp_path / "in" / "c", AXIAL, SeriesInstanceUID="1.2.9")
     (tmp_path / "in" / "c" / "8.dcm").unlink()
+    series(tmp_path / "in" / "d", AXIAL, SeriesInstanceUID="1.3.1")
+    other = pydicom.dcmread(tmp_path / "in" / "d" / "8.dcm")
+    other.PatientID = "P2"
+    other.save_as(tmp_path / "in" / "d" / "8.dcm")
     found = made.predict(tmp_path / "in", tmp_path / "out", dicom=tmp_path / "dicom")
     assert [row["problem"] for row in table(tmp_path / "out" / "predictions.csv")] == [
         "",
         "expected one slice at each place, got several at one",
         "expected slices at even distances, got others",
+        "expected slices of one patient, got those of several",
     ]
-    assert (len(found.dicom), found.without) == (1, 2)
+    assert (len(found.dicom), found.without) == (1, 3)
 
 
 def items_of(report, path=()):
@@ -281,7 +286,7 @@ def test_a_study_of_two_patients_has_no_report(tmp_path):
     series(tmp_path / "in" / "b", AXIAL, SeriesInstanceUID="1.2.8", PatientID="P2")
     series(tmp_path / "in" / "c", AXIAL, SeriesInstanceUID="1.3.8", StudyInstanceUID="1.3.4", PatientID="P3")
     found = make_package(tmp_path).predict(tmp_path / "in", tmp_path / "out", dicom=tmp_path / "dicom")
-    assert ([pydicom.dcmread(file).PatientID for file in found.dicom], found.without) == (["P3"], 1)
+    assert ([pydicom.dcmread(file).PatientID for file in found.dicom], found.without) == (["P3"], 2)
 
 
 def test_a_series_that_can_have_no_object_stops_no_other(tmp_path, caplog):

@@ -250,6 +250,42 @@ def test_a_table_names_images_and_studies(tmp_path):
     assert rows[2]["problem"] == "expected a file, not found"
 
 
+def test_a_table_names_images_and_studies_in_other_spellings(tmp_path):
+    slices(tmp_path / "in", 4)
+    (tmp_path / "list.csv").write_text("Image,Study\nin\\0.dcm,7\n./in/1.dcm,7.0\nin/2.dcm,NA\nin/3.dcm,nan\n")
+    _, items, _ = find_items(tmp_path / "list.csv", modality="CT", volumes=False)
+    assert [(i.name, i.study) for i in items] == [
+        ("in/0.dcm", "7"),
+        ("in/1.dcm", "7"),
+        ("in/2.dcm", "1.0"),
+        ("in/3.dcm", "1.1"),
+    ]
+    (tmp_path / "list.csv").write_text("image,Image\nin/0.dcm,in/1.dcm\n")
+    with refused("list.csv, header: expected one column 'image', got 2"):
+        find_items(tmp_path / "list.csv", modality="CT", volumes=False)
+
+
+def test_a_study_uid_of_two_patients_is_a_study_for_each(tmp_path):
+    for n in range(4):
+        one = {"StudyInstanceUID": "1.0", "SOPInstanceUID": f"1.9.{n}", "PatientID": f"P{n % 2}"}
+        make_dicom(tmp_path / "in" / f"{n}.dcm", np.full((40, 40), n), Modality="CT", **one)
+    wanted = {f"1.0 patient {n}" for n in (1, 2)}
+    _, items, _ = find_items(tmp_path / "in", modality="CT", volumes=False)
+    assert [i.study for i in items] == ["1.0 patient 1", "1.0 patient 2"] * 2
+    (tmp_path / "list.csv").write_text("image,study\nin/0.dcm,\nin/1.dcm,\nin/2.dcm,a\nin/3.dcm,a\n")
+    _, items, _ = find_items(tmp_path / "list.csv", modality="CT", volumes=False)
+    assert {i.study for i in items} == wanted | {"a"}
+
+
+def test_what_a_mac_leaves_beside_files_is_no_image(tmp_path):
+    slices(tmp_path / "in", 1)
+    write_png(tmp_path / "in" / "a" / "0.png")
+    for name in ("._0.dcm", "a/._0.png"):
+        (tmp_path / "in" / name).write_bytes(b"\0\5\x16\7\0\2\0\0")
+    _, items, _ = find_items(tmp_path / "in", modality="CT", volumes=False)
+    assert [i.name for i in items] == ["0.dcm", "a/0.png"]
+
+
 def test_a_table_of_a_spreadsheet_names_images_too(tmp_path):
     slices(tmp_path / "in", 2)
     (tmp_path / "list.csv").write_text("image;study\nin/1.dcm ; second\nin/0.dcm;\n", encoding="utf-8-sig")

@@ -192,6 +192,12 @@ def test_slices_at_uneven_distances_have_no_grid(tmp_path, series):
         mask_on_series(write_label(tmp_path / "label.nii"), series)
 
 
+def test_a_series_of_two_patients_is_refused(tmp_path, series):
+    write_slice(series / "2.dcm", 1, PatientID="P2")
+    with refused("DICOM SEG: expected slices of one patient, got those of several"):
+        mask_on_series(write_label(tmp_path / "label.nii"), series)
+
+
 def test_a_label_volume_that_vanished_is_one_sentence(tmp_path, series):
     with refused("DICOM SEG, label: expected a NIfTI file, not found"):
         mask_on_series(tmp_path / "gone.nii", series)
