@@ -23,9 +23,10 @@ import numpy as np
 
 from fedmend.basics.files import OWNER, make_folder
 from fedmend.basics.words import inert
-from fedmend.errors import WAY_ON, FedMendError
+from fedmend.errors import FedMendError
 from fedmend.labels import NOT_ANNOTATED
 from fedmend.repairs import verdicts as people
+from fedmend.repairs.ledger_rows import check_rows, check_verdicts, no_ledger
 from fedmend.repairs.verdicts import Verdict
 
 _SCHEMA = """
@@ -82,14 +83,10 @@ def _transaction(path: Path, where: str) -> Iterator[sqlite3.Connection]:
     except sqlite3.DatabaseError as e:
         code = (getattr(e, "sqlite_errorcode", None) or 0) & 0xFF  # without what SQLite adds, e.g. which index
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR):  # the last: other tables
-            raise _no_ledger(where) from None
+            raise no_ledger(where) from None
         if code and isinstance(e, sqlite3.OperationalError):  # locked, read-only, full disk; the words hold no path
             raise Unavailable(f"{where}: expected a file that can be opened and written, got: {e}") from None
         raise
-
-
-def _no_ledger(where: str) -> FedMendError:
-    return FedMendError(f"{where}: expected an SQLite ledger, got another or a damaged file; {WAY_ON}")
 
 
 class Ledger(ABC):
@@ -107,6 +104,8 @@ class Ledger(ABC):
         FedMendError: the file is a ledger of another data set, or no ledger, or it cannot be opened and written; the
             last is said by every other method too.
     """
+
+    _largest = 1  # label, or number of voxels
 
     def __init__(
         self,
@@ -140,6 +139,7 @@ class Ledger(ABC):
                 db.execute("INSERT INTO about VALUES ('fingerprint', ?)", (fingerprint,))
                 db.executemany("INSERT INTO samples VALUES (?, ?)", enumerate(images))
                 db.executemany("INSERT INTO classes VALUES (?, ?)", enumerate(classes))
+            check_rows(db, self._shape, self._largest, self._where)
 
     def _transaction(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
         return _transaction(self._path, self._where)
@@ -256,9 +256,11 @@ class Ledger(ABC):
             FedMendError: no ledger.
             Unavailable: it is locked, or cannot be opened.
         """
-        with _transaction(path, f"{self._where} of another run") as db:
+        where = f"{self._where} of another run"
+        with _transaction(path, where) as db:
             same = db.execute("SELECT value FROM about WHERE key = 'fingerprint'").fetchone() == (self._fingerprint,)
             others = people.all_verdicts(db) if same else []
+        check_verdicts(others, self._shape, self._largest, where)
         if not others:
             return 0
         with self._transaction() as db:
@@ -302,7 +304,7 @@ def read_history(path: Path) -> list[dict]:
 def _check_types(rows: Sequence[Any], types: Mapping[str, type], path: Path) -> None:
     """Refuses a file with other values than ours: SQLite takes any in any column."""
     if any(type(row[name]) is not kind for row in rows for name, kind in types.items()):
-        raise _no_ledger(f"label ledger {path}")
+        raise no_ledger(f"label ledger {path}")
 
 
 def read_verdicts(path: Path) -> list[dict]:

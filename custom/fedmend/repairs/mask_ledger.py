@@ -54,6 +54,8 @@ class MaskLedger(Ledger):
         FedMendError: as :class:`fedmend.repairs.ledger.Ledger`.
     """
 
+    _largest = 2**62
+
     def __init__(
         self,
         path: Path,

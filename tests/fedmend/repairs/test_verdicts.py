@@ -1,3 +1,4 @@
+import contextlib
 import sqlite3
 
 import numpy as np
@@ -5,6 +6,7 @@ import pytest
 from factories import refused
 from torch_factories import make_mask_split
 
+from fedmend.errors import WAY_ON
 from fedmend.repairs import verdicts
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
 from fedmend.repairs.mask_ledger import MaskLedger
@@ -38,6 +40,37 @@ def test_a_rejected_repair_is_undone_and_never_comes_back(tmp_path):
     assert book.apply(LABELS).tolist() == [[1, -1], [0, 1], [0, -1]]
     repair(book, (0, 1, 1), round_num=5)
     assert ledger(tmp_path).repairs()[0].tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE verdicts SET sample = -1",
+        "UPDATE verdicts SET sample = 3",
+        "UPDATE verdicts SET label_class = 2",
+        "UPDATE verdicts SET value = 7",
+        "UPDATE verdicts SET value = 'yes'",
+        "UPDATE verdicts SET word = 'Accept'",
+        "UPDATE verdicts SET made = '01.02.2026'",
+        "UPDATE verdicts SET made = '9999-12-31T23:59:59.999999Z'",
+        "UPDATE entries SET sample = -1",
+        "UPDATE entries SET class = 2",
+        "UPDATE entries SET new = 5",
+    ],
+)
+def test_a_ledger_that_was_edited_into_what_cannot_be_is_refused(tmp_path, edit):
+    book = ledger(tmp_path)
+    repair(book, (0, 1, 1))
+    book.judge(word(ACCEPT))
+    other = ledger(tmp_path, name="other.sqlite")
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db, db:
+        db.execute(edit)
+    words = f"expected an SQLite ledger, got another or a damaged file; {WAY_ON}"
+    with refused(f"site-1: label ledger: {words}"):
+        ledger(tmp_path)
+    if "verdicts" in edit:
+        with refused(f"site-1: label ledger of another run: {words}"):
+            other.take_over(tmp_path / "ledger.sqlite")
 
 
 def test_another_repair_of_a_rejected_label_may_come_and_both_can_be_rejected(tmp_path):
