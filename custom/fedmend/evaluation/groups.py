@@ -8,7 +8,7 @@ another column whose groups are made of the same people.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class Column:
             return self.values
         # All digits: dates such as 20200101 differ in the last ones alone.
         edges = [f"{edge:.15g}" for edge in self.edges]
-        between = [f"{a} to {b}" for a, b in zip(edges, edges[1:], strict=False)]
+        between = [f"{a} to {b}" for a, b in pairwise(edges)]
         return (f"below {edges[0]}", *between, f"from {edges[-1]}")
 
     def groups(self, found: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
