@@ -1,5 +1,6 @@
 """Masks as DICOM segmentations (SEG) of the series that they lie on, by highdicom."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from fedmend.errors import FedMendError, not_installed
 if TYPE_CHECKING:
     from pydicom import Dataset
 
+LOG = logging.getLogger("fedmend.review")
 WHERE = "DICOM SEG"
 SHAPE = ("Rows", "Columns", "PixelSpacing", "SliceThickness")
 ONE_FOR_ALL = ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID", "Modality", *SHAPE)  # of a series
@@ -39,8 +41,8 @@ def write_dicom_seg(series: Path | Sequence[Path], mask: np.ndarray, label: str,
         out: file to write; its folder is made when missing.
 
     Raises:
-        FedMendError: highdicom is missing, the files are no series that has a place in the patient, the mask has
-            another shape or no pixel, or ``out`` lies in the folder of the series.
+        FedMendError: highdicom is missing, a name that no segment may have, the files are no series that has a place in
+            the patient, the mask has another shape or no pixel, or ``out`` lies in the folder of the series.
         OSError: a file cannot be opened or written.
     """
     try:
@@ -48,6 +50,8 @@ def write_dicom_seg(series: Path | Sequence[Path], mask: np.ndarray, label: str,
     except ImportError:
         raise FedMendError(f"{WHERE}: {not_installed('highdicom', 'review')}") from None
 
+    if not label.strip() or "\\" in label or not label.isprintable():  # a backslash would part it in two
+        raise FedMendError(f"{WHERE}, label: expected printable signs other than a backslash, got others")
     files = _files(series)
     if out.resolve().parent in {file.resolve().parent for file in files}:
         raise FedMendError(f"{WHERE}: expected a file outside the folder of the series, got one in it")
@@ -112,9 +116,12 @@ def mask_on_series(label: Path, series: Path | Sequence[Path], foreground: int =
     images = _ordered(_files(series))
     nifti, values = load_nifti(label, f"{WHERE}, label")
     lesion = has_value(foreground, values)
-    if not lesion.any() and (others := np.unique(values[values != 0])).size:
+    if (others := np.unique(values[(values != 0) & ~lesion])).size:
         shown = ", ".join(f"{value:g}" for value in others[:5])
-        raise FedMendError(f"{WHERE}, label: expected the value {foreground} (or --foreground), got {shown} instead")
+        if not lesion.any():
+            words = f"expected the value {foreground} (or --foreground), got {shown} instead"
+            raise FedMendError(f"{WHERE}, label: {words}")
+        LOG.warning("%s, label: besides the value %s there is %s, which is left out", WHERE, foreground, shown)
     grid = _grid(images)
     own = affine_of(nifti)
     order = nibabel.io_orientation(np.linalg.inv(grid) @ own)

@@ -192,6 +192,19 @@ def test_slices_at_uneven_distances_have_no_grid(tmp_path, series):
         mask_on_series(write_label(tmp_path / "label.nii"), series)
 
 
+def test_other_values_of_a_label_volume_are_named(tmp_path, series, caplog):
+    mask = MASK.astype(np.uint8)
+    mask[0, 0, 0] = 2
+    assert np.array_equal(mask_on_series(write_label(tmp_path / "label.nii", mask=mask), series), mask == 1)
+    assert caplog.messages == ["DICOM SEG, label: besides the value 1 there is 2, which is left out"]
+
+
+@pytest.mark.parametrize("label", ["", " ", "a\\b", "a\nb"])
+def test_a_name_that_no_segment_may_have_is_refused(tmp_path, series, label):
+    with refused("DICOM SEG, label: expected printable signs other than a backslash, got others"):
+        write_dicom_seg(series, MASK, label, tmp_path / "seg.dcm")
+
+
 def test_a_series_of_two_patients_is_refused(tmp_path, series):
     write_slice(series / "2.dcm", 1, PatientID="P2")
     with refused("DICOM SEG: expected slices of one patient, got those of several"):
