@@ -187,8 +187,8 @@ def _of_table(file: Path, modality: str) -> list[Item]:
         if not name.lower().endswith((*PICTURE_SUFFIXES, *NIFTI_SUFFIXES)) and (file.parent / name).is_file():
             known = list(_dicom_items(file.parent / name, name, modality))
         # A word for its study says enough; a UID may be several patients'.
-        whose = {} if study or not known else {"uid": known[0].uid, "patient": known[0].patient}
-        found.append(Item(image, study or (known[0].study if known else name), **whose))
+        own = known[0] if known and not study else Item(image, study or name)
+        found.append(Item(image, own.study, uid=own.uid, patient=own.patient))
     return found
 
 
