@@ -96,3 +96,10 @@ def seeds(text: str) -> list[int]:
     if not found or len(set(found)) < len(found):
         raise argparse.ArgumentTypeError(f"expected different whole numbers like 0,1,2 or 0-2, got {text!r}")
     return found
+
+
+def count(text: str) -> int:
+    """A whole number from 0 on, for :mod:`argparse`; a negative one would count from the end."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, got {text!r}")
+    return int(text)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from fl_components.cli.common import say, subcommands
+from fl_components.cli.common import count, say, subcommands
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -11,7 +11,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     ledger = subcommands(commands, "ledger", "what was changed in the labels of a site", "ACTION")
     show = ledger.add_parser("show", help="print repaired labels")
     show.add_argument("ledger", type=Path, help="ledger.sqlite in the site's state_dir")
-    show.add_argument("--last", type=int, default=50, help="newest entries to print (default 50)")
+    show.add_argument("--last", type=count, default=50, help="newest entries to print (default 50)")
     show.add_argument("--all", action="store_true", help="also those that were taken back")
     show.set_defaults(run=_show)
     export = ledger.add_parser("export", help="write the whole history as CSV")
@@ -34,7 +34,7 @@ def _show(args: argparse.Namespace) -> None:
     from fedmend.repairs.ledger import read_history, read_verdicts
 
     rows = [r for r in read_history(args.ledger) if args.all or r["in_force"]]
-    for r in rows[-args.last :]:
+    for r in rows[max(len(rows) - args.last, 0) :]:
         state = "" if r["in_force"] else "  (taken back)"
         old = "blank" if r["old"] < 0 else r["old"]
         change = f"round {r['round'] + 1:4d}  {r['image']}  {r['class']}: {old} -> {r['new']}"
@@ -42,7 +42,7 @@ def _show(args: argparse.Namespace) -> None:
     shown = f"newest {args.last} of " if len(rows) > args.last else ""
     say(f"{shown}{len(rows)} repairs; originals are unchanged")
     said = read_verdicts(args.ledger)
-    for v in said[-args.last :]:
+    for v in said[max(len(said) - args.last, 0) :]:
         note = f"  {v['note']!r}" if v["note"] else ""
         say(f"{v['made'][:16]}Z  {v['image']}  {v['class']}: {v['word']} {v['value']}  {v['reviewer']}{note}")
     if said:

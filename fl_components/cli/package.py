@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from fl_components.cli.common import given, say
+from fl_components.cli.common import count, given, say
 
 SOME_FAILED = 3  # exit code where some images could not be used
 
@@ -15,7 +15,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     predict.add_argument("source", type=Path, help="DICOM studies, pictures or NIfTI volumes: folder, file or CSV")
     predict.add_argument("out", type=Path, help="folder for the results; that of an interrupted call goes on")
     predict.add_argument(
-        "--explain", type=int, default=0, metavar="N", help="also where the model looked, of the N surest findings"
+        "--explain", type=count, default=0, metavar="N", help="also where the model looked, of the N surest findings"
     )
     predict.add_argument("--device", default="", help="cpu, cuda or cuda:1 (default: a GPU where there is one)")
     predict.add_argument(

@@ -1,16 +1,26 @@
+import argparse
 import ast
 import sys
 from pathlib import Path
 
+import pytest
+
 import fedmend
 import fl_components.cli
-from fl_components.cli.common import say
+from fl_components.cli.common import count, say
 
 
 def test_a_line_that_is_said_neither_steers_the_terminal_nor_forges_another_line(capsys):
     say("package run\x1b[2J for Ödem\nsigned by root", Path("a"))
     say("b\r", file=sys.stderr)
     assert capsys.readouterr() == ("package run\\x1b[2J for Ödem\\nsigned by root\na\n", "b\\r\n")
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "", "all"])
+def test_a_count_is_a_whole_number_from_0_on(text):
+    assert count("0") == 0
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number from 0 on"):
+        count(text)
 
 
 def test_no_command_prints_in_any_other_way():

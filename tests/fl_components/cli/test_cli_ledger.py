@@ -128,3 +128,8 @@ def test_a_missing_ledger_is_one_sentence_and_exit_code_1(tmp_path, capsys, acti
     assert captured.err == f"fedmend: label ledger {path}: expected a ledger file, not found\n"
     assert captured.out == ""
     assert not path.exists()
+
+
+def test_the_newest_none_are_none(ledger, capsys):
+    call("ledger", "show", ledger, "--last", 0)
+    assert capsys.readouterr().out == "newest 0 of 2 repairs; originals are unchanged\n"
