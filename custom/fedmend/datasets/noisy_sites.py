@@ -189,16 +189,18 @@ def _read_soft_labels(file: Path, images: Sequence[str], classes: Sequence[str])
     try:
         with open(file, newline="", encoding="utf-8-sig") as stream:
             header, *rows = [row for row in csv.reader(stream) if row] or [[]]
-    except (OSError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError, csv.Error):
         raise FedMendError("soft labels: expected a CSV file that can be read, got another") from None
     missing = [c for c in classes if c not in header[1:]]
     need(not missing, "soft labels, header", "a column for every class", f"none for {missing}")
-    columns, found = [header.index(c) for c in classes], {}
+    columns, found = [header.index(c) for c in classes], dict[str, list[float]]()
     for number, row in enumerate(rows, start=2):
         try:
-            found[row[0]] = [float(row[c]) for c in columns]
+            said = [float(row[c]) for c in columns]
         except (ValueError, IndexError):
             raise FedMendError(f"soft labels row {number}: expected one number per class, got another form") from None
+        same = found.setdefault(row[0], said) == said
+        need(same, f"soft labels row {number}", "the numbers that an earlier row gives for this image", "others")
     names = [PurePosixPath(image).stem for image in images]
     lacking = sum(name not in found for name in names)
     need(not lacking, "soft labels", "a row for every training image", f"none for {lacking} of {len(names)}")

@@ -6,6 +6,7 @@ not on row order, folder order or processes.
 """
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,8 +93,7 @@ def _used(
 ) -> tuple[Slices, dict[str, np.ndarray], np.ndarray | None, dict[str, int]]:
     """The slices that are used, what their headers say, the test slices of a published split, and counts."""
     slices, counts = read_slices(source)
-    lacking = f", {n} without one are left out" if (n := counts["slices_without_file"]) else ""
-    say(f"{counts['label_rows']} label rows, {len(slices.ids)} slices with a file{lacking}")
+    say(f"{counts['label_rows']} label rows, {len(slices.ids)} slices with a file{_left_out(counts)}")
     test = None
     if protocol.lists:
         slices, test = take_lists(slices, *protocol.lists)
@@ -114,6 +114,11 @@ def _used(
         slices, headers = slices.take(order), {name: values[order] for name, values in headers.items()}
         slices = replace(slices, labels=labels_of_studies(slices.labels, headers[STUDY_UID]))
     return slices, headers, test, counts
+
+
+def _left_out(counts: Mapping[str, int]) -> str:
+    lacking = counts.get("slices_without_file")
+    return f"; left out: {lacking} without a file" if lacking else ""
 
 
 def _samples(source: Path, slices: Slices, labels: np.ndarray, window: str, patients: np.ndarray) -> Samples:
@@ -166,11 +171,11 @@ def prepare_single_label(
     """
     check_split(split, lists)
     source, say = Path(source), progress or (lambda line: None)
-    slices, test = read_slices(source)[0], None
+    (slices, counts), test = read_slices(source), None
     slices = slices.take(np.flatnonzero(slices.labels.sum(axis=1) == 1))
     if lists:
         slices, test = take_lists(slices, *lists)
-    say(f"{len(slices.ids)} slices with exactly one subtype")
+    say(f"{len(slices.ids)} slices with exactly one subtype{_left_out(counts)}")
     patients, needed = np.array([], dtype=str), {"PatientID": True, "StationName": False}
     if split == "patient":
         patients = read_headers(source, slices, needed, processes=processes, say=say)["PatientID"]

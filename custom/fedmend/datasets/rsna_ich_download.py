@@ -111,8 +111,10 @@ def take_lists(slices: Slices, train_list: Path, test_list: Path) -> tuple[Slice
         if not file.is_file():
             raise FedMendError(f"{WHERE}, {file.name}: expected a table of slices, not found")
         before = len(index)
-        for row, record in read_csv(file, f"{WHERE}, {file.name}")[1]:
-            i = known.get((record.get("id") or "").removesuffix(".dcm"), -1)
+        header, records = read_csv(file, f"{WHERE}, {file.name}")
+        need("id" in header, f"{WHERE}, {file.name} row 1", "a header with id", "another one")
+        for row, record in records:
+            i = known.get((record["id"] or "").strip().removesuffix(".dcm"), -1)
             got = "one that is listed already" if i in index else "one that is not there"
             where = f"{WHERE}, {file.name} row {row}, column id"
             need(i >= 0 and i not in index, where, "a slice of the download that can be used", got)

@@ -258,6 +258,11 @@ def test_an_image_that_an_annotator_cannot_find_is_named_by_its_row(root, tmp_pa
     [
         ("image,benign,malign\n", ", header: expected a column for every class, got none for ['healthy']"),
         ("image,benign,malign,healthy\n1,0.5,half,0\n", " row 2: expected one number per class, got another form"),
+        ('"' + "x" * 200_000, ": expected a CSV file that can be read, got another"),
+        (
+            "image,benign,malign,healthy\n1,0.5,0.5,0\n1,0.5,0,0.5\n",
+            " row 3: expected the numbers that an earlier row gives for this image, got others",
+        ),
         ("image,benign,malign,healthy\n1,0.5\n", " row 2: expected one number per class, got another form"),
         (
             "image,benign,malign,healthy\n1,0.5,0.5,0\n",

@@ -353,6 +353,13 @@ def test_lists_that_name_no_slice_or_one_twice_are_refused(rsna_ich, tmp_path, t
         prepare(rsna_ich, tmp_path / "out", **BASE, split="slice", lists=slice_lists(tmp_path, train, test))
 
 
+def test_a_list_under_another_header_is_refused_by_it(rsna_ich, tmp_path):
+    lists = slice_lists(tmp_path, [(0, 0)], [(1, 0)])
+    lists[0].write_text(lists[0].read_text().replace("id", "name", 1))
+    with pytest.raises(FedMendError, match=r"train_list\.csv row 1: expected a header with id, got another one"):
+        prepare(rsna_ich, tmp_path / "out", **BASE, split="slice", lists=lists)
+
+
 def test_a_published_split_needs_a_split_by_slice(rsna_ich, tmp_path):
     lists = slice_lists(tmp_path, [(0, 0)], [(1, 0)])
     message = "argument split: expected 'slice' with the lists of a published split, got 'patient'"

@@ -46,7 +46,7 @@ def test_a_corrupt_file_and_rows_or_files_without_partner_are_left_out_and_count
         (own_copy / "stage_2_train" / f"{name}.dcm").write_bytes(b"")
     lines = []
     prepare(own_copy, tmp_path / "out", progress=lines.append, **BASE)
-    assert lines[0] == "874 label rows, 144 slices with a file, 1 without one are left out"
+    assert lines[0] == "874 label rows, 144 slices with a file; left out: 1 without a file"
     counts = load_card(tmp_path / "out" / "site-1", "").provenance["counts"]
     assert counts == {
         "label_rows": 874,
