@@ -165,9 +165,10 @@ def split_frame(image: str) -> tuple[str, str]:
 
 
 def as_on_disk(root: Path, image: str) -> str:
-    """The path below ``root`` with the letters of the files: names that a Mac wrote keep their accents apart."""
+    """The path below ``root`` with the letters of the files: names that a Mac wrote keep their accents apart. One from
+    the root of the machine stays as it is."""
     path, frame = split_frame(image)
-    if path.isascii() or (root / path).exists():
+    if path.isascii() or path.startswith("/") or (root / path).exists():
         return image
     place = root
     for part in PurePosixPath(path).parts:

@@ -136,6 +136,7 @@ def test_a_name_of_a_mac_is_found_by_its_letters(tmp_path):
     assert as_on_disk(tmp_path, f"{whole}/{whole}.nii#3") == f"{apart}/{apart}.nii#3"
     assert as_on_disk(tmp_path, f"{whole}/x.nii") == f"{apart}/x.nii"
     assert as_on_disk(tmp_path, "x.nii") == "x.nii"
+    assert as_on_disk(tmp_path, f"/nowhere/{whole}.nii") == f"/nowhere/{whole}.nii"
 
 
 def test_all_names_of_one_file_have_one_key(tmp_path):
