@@ -143,17 +143,17 @@ def by_study(items: Sequence[Item]) -> list[Item]:
 
 def _apart(items: Sequence[Item]) -> list[Item]:
     """Images whose study's UID several patients have, as where somebody has given all studies one, in a study for each
-    patient."""
+    patient; a blank is nobody."""
     patients: dict[str, dict[str, int]] = {}
     for item in items:
-        if item.uid:
+        if item.uid and item.patient:
             own = patients.setdefault(item.study, {})
             own.setdefault(item.patient, len(own) + 1)
     found = []
     for item in items:
         several = patients.get(item.study, {}) if item.uid else {}
         if len(several) > 1:
-            item = replace(item, study=f"{item.study} patient {several[item.patient]}", shared=True)
+            item = replace(item, study=f"{item.study} patient {several.get(item.patient, 'unknown')}", shared=True)
         found.append(item)
     return found
 

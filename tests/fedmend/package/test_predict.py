@@ -277,6 +277,18 @@ def test_a_study_uid_of_two_patients_is_a_study_for_each(tmp_path):
     assert {i.study for i in items} == wanted | {"a"}
 
 
+@pytest.mark.parametrize(
+    ("patients", "studies"),
+    [(["A", ""], ["1.0", "1.0"]), (["A", "", "B"], ["1.0 patient 1", "1.0 patient unknown", "1.0 patient 2"])],
+)
+def test_an_image_without_a_patient_makes_no_second_one_of_its_study(tmp_path, patients, studies):
+    for n, patient in enumerate(patients):
+        one = {"StudyInstanceUID": "1.0", "SOPInstanceUID": f"1.9.{n}", "PatientID": patient}
+        make_dicom(tmp_path / "in" / f"{n}.dcm", np.full((40, 40), n), Modality="CT", **one)
+    _, items, _ = find_items(tmp_path / "in", modality="CT", volumes=False)
+    assert [i.study for i in items] == studies
+
+
 def test_what_a_mac_leaves_beside_files_is_no_image(tmp_path):
     slices(tmp_path / "in", 1)
     write_png(tmp_path / "in" / "a" / "0.png")
