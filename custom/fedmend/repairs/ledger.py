@@ -135,7 +135,9 @@ class Ledger(ABC):
                     f" another (hash {known['fingerprint'][:12]}); choose another run_name or put the earlier labels"
                     " back"
                 )
-            if not known:
+            if "fingerprint" not in known:
+                if known or db.execute("SELECT 1 FROM samples").fetchone():  # not new: these are written together
+                    raise no_ledger(self._where)
                 db.execute("INSERT INTO about VALUES ('fingerprint', ?)", (fingerprint,))
                 db.executemany("INSERT INTO samples VALUES (?, ?)", enumerate(images))
                 db.executemany("INSERT INTO classes VALUES (?, ?)", enumerate(classes))
@@ -294,7 +296,7 @@ def read_history(path: Path) -> list[dict]:
         db.row_factory = sqlite3.Row
         rows = db.execute(
             f"""SELECT s.image, c.name AS class, e.old, e.new, e.rule, e.round, e.confidence, {_IN_FORCE} AS in_force
-                FROM entries e JOIN samples s USING (sample) JOIN classes c USING (class) ORDER BY e.entry"""
+                FROM entries e LEFT JOIN samples s USING (sample) LEFT JOIN classes c USING (class) ORDER BY e.entry"""
         ).fetchall()
     types = {"image": str, "class": str, "old": int, "new": int, "rule": str, "round": int, "confidence": float}
     _check_types(rows, types, path)
@@ -320,16 +322,8 @@ def read_verdicts(path: Path) -> list[dict]:
     with _existing(path) as db:
         images, classes = dict(db.execute("SELECT * FROM samples")), dict(db.execute("SELECT * FROM classes"))
         rows = people.all_verdicts(db)
-    told = {
-        "word": str,
-        "old": int,
-        "value": int,
-        "rule": str,
-        "round_num": int,
-        "reviewer": str,
-        "note": str,
-        "made": str,
-    }
+    texts = ("word", "rule", "reviewer", "note", "made")
+    told = {**dict.fromkeys(texts, str), **dict.fromkeys(("old", "value", "round_num"), int)}
     said = [
         {
             "image": images.get(v.sample),

@@ -289,6 +289,8 @@ def test_reading_what_is_not_a_ledger_is_refused(tmp_path, read):
         "UPDATE entries SET round = 'x'",
         "UPDATE entries SET confidence = '<b>'",
         "UPDATE samples SET image = x'ff'",
+        "DELETE FROM samples WHERE sample = 0",
+        "DELETE FROM classes",
         "UPDATE verdicts SET sample = 77",
         "UPDATE verdicts SET made = 5, round_num = 'x'",
     ],
@@ -302,6 +304,16 @@ def test_a_ledger_of_somebody_else_with_other_values_is_refused_and_no_table_beg
     with refused(f"label ledger {path}: expected an SQLite ledger, got another or a damaged file; {WAY_ON}"):
         to_csv(path, tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize("change", ["DELETE FROM about", "UPDATE about SET key = 'x'", "DROP TABLE about"])
+def test_a_ledger_that_does_not_say_whose_it_is_is_not_taken_for_a_new_one(tmp_path, change):
+    ledger(tmp_path).record(RULE, 0, LABELS, repairs((0, 1, 1)))
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db, db:
+        db.execute(change)
+    with refused(f"site-1: label ledger: expected an SQLite ledger, got another or a damaged file; {WAY_ON}"):
+        ledger(tmp_path)
+    assert len(stored(tmp_path)) == 1
 
 
 KILLED = """
