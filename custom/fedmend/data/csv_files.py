@@ -22,7 +22,7 @@ _OTHERS = {
 _FIELD = re.compile(r'(?:"[^"]*(?:""[^"]*)*")?[^,\r\n]*')
 
 
-def read_csv(path: Path, where: str, *, delimiters: str = ",") -> tuple[list[str], Iterator[tuple[int, dict]]]:
+def read_csv(path: Path, where: str, *, delimiters: str = DELIMITERS) -> tuple[list[str], Iterator[tuple[int, dict]]]:
     """Opens a table.
 
     Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmend.data.card import IMAGE, STUDY, SiteCard, stays_below
-from fedmend.data.csv_files import read_csv
+from fedmend.data.csv_files import DELIMITERS, read_csv
 from fedmend.data.identity import canonical, one_path, one_patient
 from fedmend.errors import FedMendError
 from fedmend.labels import NOT_ANNOTATED, SINGLELABEL
@@ -89,7 +89,9 @@ def _columns(
     """Class → its place in ``classes``. Unknown columns are counted: without a header they are a patient's row."""
     for column in ("image", "label") if single else ("image",):
         if column not in header:
-            raise FedMendError(f"{where}, header: expected a column {column!r}, got {len(header)} other columns")
+            otherwise = len(header) == 1 and set(header[0]) & set(DELIMITERS)
+            got = "no commas between fields; save it with commas" if otherwise else f"{len(header)} other columns"
+            raise FedMendError(f"{where}, header: expected a column {column!r}, got {got}")
     read = ("image", "patient", "label", *further)
     if twice := [column for column in read if header.count(column) > 1]:  # a reader would take the last of them
         raise FedMendError(f"{where}, header: expected each column once, got {twice} twice")
@@ -153,7 +155,7 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
             image or study different labels or patients.
     """
     where = f"{card.site}: {file}"
-    header, records = read_csv(card.folder / file, where)
+    header, records = read_csv(card.folder / file, where, delimiters=",")
     table = read_rows(header, records, card.kind, classes, file=file, where=where, columns=card.columns)
     return table if card.sample == IMAGE else by_study(table, where)
 

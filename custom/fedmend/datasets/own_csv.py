@@ -15,7 +15,7 @@ import numpy as np
 
 from fedmend.basics.discovery import Command
 from fedmend.basics.words import say
-from fedmend.data.csv_files import DELIMITERS, read_csv
+from fedmend.data.csv_files import read_csv
 from fedmend.data.identity import canonical, loose, names_of, one_path
 from fedmend.data.tables import LabelTable, read_rows
 from fedmend.datasets.checks import need
@@ -73,7 +73,7 @@ def open_table(file: Path, columns: Mapping[str, str]) -> tuple[list[str], list[
     where = file.name
     if not file.is_file():
         raise FedMendError(f"{where}: expected a table, not found")
-    header, records = read_csv(file, where, delimiters=DELIMITERS)
+    header, records = read_csv(file, where)
     rows = [(number, record) for number, record in records if any(map(_holds_something, record.values()))]
     header = [_name(name) for name in header]
     for number, record in rows:

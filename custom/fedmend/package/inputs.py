@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedmend.data.csv_files import DELIMITERS, read_csv
+from fedmend.data.csv_files import read_csv
 from fedmend.data.dicom_copies import copies_in
 from fedmend.data.dicom_files import OTHER_FORMATS, frames_of, open_dicom
 from fedmend.data.dicom_kinds import FIELDS, IMAGE, kind_of, shows_images, word_of
@@ -169,7 +169,7 @@ def _by_series(items: Sequence[Item]) -> Iterator[list[Item]]:
 
 
 def _of_table(file: Path, modality: str) -> list[Item]:
-    header, rows = read_csv(file, file.name, delimiters=DELIMITERS)
+    header, rows = read_csv(file, file.name)
     named = {name: [column for column in header if loose(column or "") == name] for name in ("image", "study")}
     if not named["image"]:
         raise FedMendError(f"{file.name}, header: expected a column 'image', got {len(header)} other columns")

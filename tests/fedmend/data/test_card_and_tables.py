@@ -201,7 +201,10 @@ def test_a_byte_order_mark_before_the_header_does_not_matter(tmp_path):
     [
         ("", ", header: expected a column 'image', got 0 other columns"),
         ("picture,a\nx.png,1\n", ", header: expected a column 'image', got 2 other columns"),
-        ("image;a\nx.png;1\n", ", header: expected a column 'image', got 1 other columns"),
+        (
+            "image;a\nx.png;1\n",
+            ", header: expected a column 'image', got no commas between fields; save it with commas",
+        ),
         ("image,a,c\nx.png,1,0\n", ", header: expected columns out of ['a', 'b'], got ['a'] and 1 unknown"),
         ("image,a,a\nx.png,1,0\n", ", header: expected each column once, got ['a', 'a']"),
         ("image,patient,a,patient\nx.png,7,1,8\n", ", header: expected each column once, got ['patient'] twice"),

@@ -34,6 +34,16 @@ def test_the_official_download_is_read_in_the_order_of_its_ids(source):
     assert (samples.labels.dtype, test.dtype, unknown) == (np.int64, bool, 0)
 
 
+def test_tables_that_a_spreadsheet_saved_with_semicolons_are_read_alike(source):
+    before = read(source)[0]
+    for file in (TABLE, METADATA):
+        text = (source / file).read_text().replace(",", ";").replace(".0", "")
+        (source / file).write_text(text, encoding="utf-8-sig")
+    after = read(source)[0]
+    assert (after.images, after.patients) == (before.images, before.patients)
+    assert after.labels.tolist() == before.labels.tolist()
+
+
 def test_the_order_of_rows_does_not_matter(source, tmp_path, write_isic2019):
     one, other = read(source), read(write_isic2019(tmp_path / "reversed", ROWS[::-1]))
     assert (one[0].images, one[0].patients) == (other[0].images, other[0].patients)
