@@ -6,13 +6,14 @@ another column whose groups are made of the same people.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import numpy as np
 
-from fedmend.data.identity import is_missing
+from fedmend.data.identity import is_missing, loose
 from fedmend.data.site import Split
 from fedmend.data.slices import VolumeSplit
 from fedmend.errors import FedMendError
@@ -69,6 +70,7 @@ class Column:
 
     def groups(self, found: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
         """Names of G groups, and (M,) int64, for each of M values the number of its group, G where it is in none.
+        Values that differ in their writing alone, such as ``F`` and ``f``, are one unless both are named.
 
         Args:
             found: M texts of the column; bands take ages as DICOM writes them, too, in years.
@@ -76,7 +78,11 @@ class Column:
         Raises:
             FedMendError: the column has more values than a person reads.
         """
-        names = self.fixed or tuple(sorted({value for value in found if not is_missing(value)} - {REST}))
+        values = sorted(value for value in found if not is_missing(value) and value != REST)
+        by_form: dict[str, Counter[str]] = {}
+        for value in values:
+            by_form.setdefault(loose(value), Counter())[value] += 1
+        names = self.fixed or tuple(sorted(written.most_common(1)[0][0] for written in by_form.values()))
         if len(names) > MOST_GROUPS:
             raise FedMendError(
                 f"subgroups: expected at most {MOST_GROUPS} groups of {self.name}, got {len(names)}; give bands of"
@@ -88,7 +94,8 @@ class Column:
             places = [len(names) if n is None else int(np.searchsorted(self.edges, n, "right")) for n in numbers]
         else:
             known = {name: place for place, name in enumerate(names)}
-            places = [known.get(value, len(names)) for value in found]
+            alike = {loose(name): place for place, name in reversed([*enumerate(names)])}
+            places = [known.get(value, alike.get(loose(value), len(names))) for value in found]
         return names, np.array(places, dtype=np.int64)
 
 

@@ -44,6 +44,13 @@ def test_words_become_values_or_bands():
     assert grouped("age:40,60", ages) == (("below 40", "40 to 60", "from 60"), [0, 1, 1, 2, 3, 3])
 
 
+def test_values_in_another_writing_are_of_one_group_unless_both_are_named():
+    found = ["f", "F", "f", "m", "7", "7.0"]
+    assert grouped("sex:F,M", found) == (("F", "M"), [0, 0, 0, 1, 2, 2])
+    assert grouped("sex", found) == (("7", "f", "m"), [1, 1, 1, 2, 0, 0])
+    assert grouped("sex:F,f", found) == (("F", "f"), [1, 0, 1, 2, 2, 2])
+
+
 def test_ages_of_dicom_are_put_into_bands_of_years():
     ages = ["045Y", "018M", "104W", "730D", "731D", "45Y", "045y"]
     assert grouped("age:2,45", ages) == (("below 2", "2 to 45", "from 45"), [2, 0, 0, 0, 1, 2, 2])
