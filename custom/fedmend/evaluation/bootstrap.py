@@ -81,10 +81,11 @@ def segmentation_bootstrap(counts: Sequence[np.ndarray], persons: np.ndarray) ->
 
 
 def _draws(people: int) -> Iterator[np.ndarray]:
-    """How often each of P people is drawn, P of them with replacement: (AT_ONCE, P) int64 again and again."""
+    """How often each of P people is drawn, P of them with replacement: (AT_ONCE, P) int64 again and again. One alone is
+    never drawn: always the same person would make intervals without width."""
     rng = np.random.default_rng(0)
     for _ in range(RESAMPLES // AT_ONCE):
-        yield rng.multinomial(people, np.full(people, 1 / people), size=AT_ONCE)
+        yield rng.multinomial(people if people > 1 else 0, np.full(people, 1 / people), size=AT_ONCE)
 
 
 def _drawn_counts(persons: np.ndarray, cell: np.ndarray, cells: int, everybody: np.ndarray) -> np.ndarray:

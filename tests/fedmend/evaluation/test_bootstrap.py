@@ -51,6 +51,17 @@ def test_a_class_with_one_label_value_has_no_interval():
     assert found.macro["auc"] == pytest.approx(found.per_class["auc"][0])
 
 
+def test_images_of_one_patient_have_no_interval():
+    labels = np.eye(2, dtype=int)[np.arange(20) % 2]
+    one = np.zeros(20, dtype=int)
+    for bootstrap in (multilabel_bootstrap, singlelabel_bootstrap):
+        found = bootstrap(RNG.normal(size=(20, 2)), labels, one)
+        assert found.macro == {}
+        assert found.per_class["auc"] == [None, None]
+    counts = np.array([[3, 2, 1, 4, DICE_UNIT, 1, DICE_UNIT]])
+    assert segmentation_bootstrap([counts, counts], one[:2]).macro == {}
+
+
 def test_the_same_answer_for_everybody_has_an_interval_without_width():
     labels = np.eye(2, dtype=int)[np.arange(40) % 2]
     found = singlelabel_bootstrap(labels * 8.0, labels, np.arange(40))
@@ -80,9 +91,9 @@ def test_people_whose_images_are_not_annotated_are_drawn_too():
     assert sorted(np.unique(drawn)) == [0, 1, 2]  # how often the first of two is drawn
 
 
-def test_where_one_patient_has_all_images_every_draw_is_the_whole():
+def test_of_two_patients_with_the_same_images_every_draw_is_the_whole():
     labels, logits = np.eye(2, dtype=int)[[0, 0, 0, 1]], np.eye(2)[[0, 0, 1, 1]]
-    found = singlelabel_bootstrap(logits, labels, np.zeros(4, dtype=int)).macro
+    found = singlelabel_bootstrap(np.tile(logits, (2, 1)), np.tile(labels, (2, 1)), np.arange(2).repeat(4)).macro
     assert found["bacc"] == pytest.approx([(2 / 3 + 1) / 2] * 2)
     assert found["precision"] == pytest.approx([(1 + 1 / 2) / 2] * 2)
 
@@ -93,11 +104,11 @@ def test_draws_of_people_without_a_label_alone_are_left_out():
     assert found.macro["accuracy"] == [1, 1]
 
 
-def test_of_one_patient_calibration_and_auc_are_those_of_the_counts_that_a_site_sends():
+def test_of_two_such_patients_calibration_and_auc_are_those_of_the_counts_that_a_site_sends():
     labels, logits = np.eye(3, dtype=int)[np.arange(30) % 3], RNG.normal(size=(30, 3)) * 3
     kind = kind_of("singlelabel")
     macro = kind.metrics(kind.counted(logits, labels))["macro"]
-    found = singlelabel_bootstrap(logits, labels, np.zeros(30, dtype=int)).macro
+    found = singlelabel_bootstrap(np.tile(logits, (2, 1)), np.tile(labels, (2, 1)), np.arange(2).repeat(30)).macro
     assert {name: found[name] for name in ("auc", "ece")} == {
         name: pytest.approx([macro[name]] * 2) for name in ("auc", "ece")
     }
