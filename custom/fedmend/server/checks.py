@@ -27,6 +27,7 @@ class Expected:
         weights: the global model that was sent, for names, shapes and dtypes; None for tasks without training.
         sizes: samples per split by the site's census; None for the census itself.
         kind: kind of labels by the census.
+        evaluated: the site was asked to evaluate the model.
         fields: what the method may report.
         letters: sizes of the letters in the shapes of fields.
     """
@@ -36,6 +37,7 @@ class Expected:
     weights: Mapping[str, np.ndarray] | None = None
     sizes: Mapping[str, int] | None = None
     kind: Kind | None = None
+    evaluated: bool = False
     fields: Mapping[str, Field] = field(default_factory=dict)
     letters: Mapping[str, int] = field(default_factory=dict)
 
@@ -67,8 +69,8 @@ def check_result(result: SiteResult, expected: Expected) -> None:
     if result.census:
         _check_census(result.census, where)
     for split, value in result.counts.items():
-        if expected.kind is None:
-            raise FedMendError(f"{where}, counts {split}: expected none in a census, got some")
+        if expected.kind is None or not expected.evaluated:  # metrics of that site alone would be made of them
+            raise FedMendError(f"{where}, counts {split}: expected none, as no evaluation was asked for, got some")
         samples = (sizes or {}).get(split, 0)
         expected.kind.check_counts(value, classes, samples, f"{where}, counts {split}")
     check_fields(result.report, expected.fields, expected.letters, f"{where}, report field")

@@ -102,6 +102,7 @@ class Exchange:
                 "weights": question.weights if name == TRAIN else None,
                 "sizes": self.census.sizes[site],
                 "kind": self.census.kind,
+                "evaluated": question.evaluate,
                 "fields": HEAD_FIELDS if task.stage == REFIT else self.workflow.METHOD.FIELDS,
                 "letters": {**self.letters, "N": self.census.sizes[site]["train"]},
             }

@@ -25,6 +25,7 @@ def expected(*, kind="multilabel", **changes):
         "weights": WEIGHTS,
         "sizes": SPLIT_SIZES,
         "kind": kind_of(kind),
+        "evaluated": True,
         "fields": FIELDS,
         "letters": {"C": 2, "R": 2, "F": 3},
     }
@@ -178,7 +179,7 @@ def test_an_error_sentence_counts_before_everything_else_about_a_result():
         ),
         (
             {"counts": {"val": np.zeros((2, 2, BINS), dtype=int)}},
-            "counts val: expected none in a census, got some",
+            "counts val: expected none, as no evaluation was asked for, got some",
         ),
         ({"report": {"x": np.ones(1)}}, "report field x: expected one of [], got another"),
     ],

@@ -447,3 +447,19 @@ def test_every_site_and_its_samples_are_named_at_the_census(tmp_path, caplog):
         play(tmp_path, plain_answers(BOTH, samples={"site-1": 10, "site-2": 30}))
     assert "site-1 annotates a, 10 samples" in caplog.text
     assert "site-2 annotates b, 30 samples" in caplog.text
+
+
+def test_counts_that_nobody_asked_for_choose_no_best_model_and_cost_their_site_alone(tmp_path):
+    plain = plain_answers(FOUR, counts=lambda r: {split: histograms(0.5, 0.5) for split in ("val", "test")})
+
+    def answer(site, question, weights, task, evaluate):
+        result = plain(site, question, weights, task, evaluate)
+        if site == "site-4" and question == TRAIN and not evaluate:
+            result.counts = {"val": histograms(1, 1)}
+        return result
+
+    run = play(tmp_path, answer, FOUR, num_rounds=3, eval_every=2, min_sites=3)
+    assert [m["round"] for m in run.lines("metrics.jsonl")] == [0, 0, 2, 2, 3, 3]
+    assert run.decisions("best_model") == [(2, {"auc": 0.5, "split": "val"})]
+    reason = "site-4: result of round 1, counts val: expected none, as no evaluation was asked for, got some"
+    assert run.decisions("refused") == [(1, {"site": "site-4", "reason": reason})]
