@@ -109,9 +109,10 @@ class Exchange:
         check_result(answer, Expected(round_num=task.round_num, num_classes=len(question.run.classes), **known))
         if name in (TRAIN, COLLECT):
             try:
-                if task.stage == REFIT and (missing := sorted(HEAD_FIELDS.keys() - answer.report.keys())):
+                if task.stage != REFIT:
+                    self.workflow.check(task.stage, answer.report)
+                elif missing := sorted(HEAD_FIELDS.keys() - answer.report.keys()):
                     raise FedMendError(f"report: expected {sorted(HEAD_FIELDS)}, got none of {missing}")
-                self.workflow.check(task.stage, answer.report)
             except FedMendError as e:  # which knows no site: a word that begins it is never the name of one
                 raise FedMendError(f"{site}: {e}") from None
 

@@ -48,6 +48,17 @@ def test_solved_rows_are_moved_as_weights_of_positives_have_moved_the_trained_on
     assert run.model["classifier.bias"] == pytest.approx((trained + 1.0 + np.log(weight)) / 2)
 
 
+def test_what_a_method_asks_of_its_own_reports_is_not_asked_of_solved_rows(tmp_path):
+    def check(stage, report):
+        assert stage == "train"
+
+    workflow = FedAvgWorkflow()
+    workflow.check = check
+    heads = {site: head(1.0, [10, 10]) for site in SITES}
+    run = Run(tmp_path, workflow, SITES, collected_answers(heads), num_rounds=1, refit=True)
+    assert run.decisions("refit") == [(1, {"sites": SITES, "classes": ["a", "b"]})]
+
+
 def test_without_refit_nobody_is_asked(tmp_path):
     run = Run(tmp_path, FedAvgWorkflow(), SITES, collected_answers(dict.fromkeys(SITES)), num_rounds=1)
     assert not run.rounds(COLLECT)
