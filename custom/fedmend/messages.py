@@ -11,6 +11,7 @@ from fedmend.method import RoundTask
 
 CENSUS, TRAIN, COLLECT, EVALUATE, KEEP = "census", "train", "collect", "evaluate", "keep"
 QUESTIONS = (CENSUS, TRAIN, COLLECT, EVALUATE, KEEP)
+LONGEST_NAME = 200  # bytes of a run_name: a file name may have 255, and those made of it are longer
 KEEP_MODEL = "keep_model"  # in the census of a site that wants the model when the run is over
 LONGEST_ERROR = 2000  # characters
 WAITS = "waits until somebody of this site has approved the job"  # an answer after which the server asks again
@@ -40,6 +41,8 @@ class RunSpec:
             raise FedMendError(
                 f"job variable run_name: expected at most 100 letters, digits, '_', '.' or '-', got {got}"
             )
+        if (size := len(self.run_name.encode())) > LONGEST_NAME:
+            raise FedMendError(f"job variable run_name: expected at most {LONGEST_NAME} bytes in UTF-8, got {size}")
 
 
 @dataclass

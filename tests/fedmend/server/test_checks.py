@@ -47,6 +47,12 @@ def test_a_run_name_that_could_leave_its_folder_is_refused(name):
         RunSpec(name, ("edema",), "tiny", 0)
 
 
+def test_a_run_name_of_letters_that_fill_a_file_name_is_refused():
+    assert RunSpec("あ" * 66, ("edema",), "tiny", 0).run_name == "あ" * 66
+    with refused("job variable run_name: expected at most 200 bytes in UTF-8, got 201"):
+        RunSpec("あ" * 67, ("edema",), "tiny", 0)
+
+
 @pytest.mark.parametrize("name", ["run-1", "fedmlp_ich", "2026.11", "a..b"])
 def test_an_ordinary_run_name_is_taken(name):
     assert RunSpec(name, ("edema",), "tiny", 0).run_name == name
