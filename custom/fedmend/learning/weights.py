@@ -213,6 +213,20 @@ def set_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     Raises:
         FedMendError: a tensor is missing, unknown, of another shape, not finite or out of range.
     """
+    check_fit(model, weights)
+    for name, value in weights.items():
+        if not torch.isfinite(value).all():
+            raise FedMendError(f"global model: expected finite numbers, got NaN or infinity in {name}")
+        check_range(name, value, f"global model, {name}")
+    model.load_state_dict(weights, strict=False)
+
+
+def check_fit(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Refuses weights of another network by names and shapes; the model may be one without numbers (``meta``).
+
+    Raises:
+        FedMendError: a tensor is missing, unknown or of another shape.
+    """
     own = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
     if set(own) != set(weights):
         raise FedMendError(
@@ -224,7 +238,3 @@ def set_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             raise FedMendError(
                 f"global model: expected {name} with shape {tuple(own[name].shape)}, got {tuple(value.shape)}"
             )
-        if not torch.isfinite(value).all():
-            raise FedMendError(f"global model: expected finite numbers, got NaN or infinity in {name}")
-        check_range(name, value, f"global model, {name}")
-    model.load_state_dict(weights, strict=False)

@@ -140,11 +140,15 @@ class OpenedPackage:
         import torch
 
         from fedmend.learning.networks import build_network
-        from fedmend.learning.weights import set_weights
+        from fedmend.learning.weights import check_fit, set_weights
 
         weights = {name: torch.from_numpy(value) for name, value in read_weights(self.folder).items()}
-        model = build_network(self._network["name"], len(self.classes))
+        named = self._network["name"], len(self.classes)
+        with torch.device("meta"):  # a small package may name a network that no memory holds
+            empty = build_network(*named)
         try:
+            check_fit(empty, weights)
+            model = build_network(*named)
             set_weights(model, weights)
         except FedMendError as e:
             raise FedMendError(f"package {self.folder.name}, {WEIGHTS}: {e}") from None

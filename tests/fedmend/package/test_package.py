@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save
 
 import fedmend
 from fedmend.data import inputs
+from fedmend.learning import networks
 from fedmend.learning.networks import build_network
 from fedmend.learning.weights import get_weights
 from fedmend.package import opened
@@ -80,6 +81,20 @@ def test_weights_of_another_network_are_refused(tmp_path):
         fedmend.errors.FedMendError, match=r"^package run-1.fedmend, weights.safetensors: global model: "
     ):
         fedmend.Package(write(tmp_path, classes=3)).network()
+
+
+def test_a_network_that_the_weights_do_not_fit_is_never_held_in_memory(tmp_path, monkeypatch):
+    built = []
+
+    def large(classes):
+        built.append(torch.get_default_device().type)
+        return torch.nn.Linear(10**9, classes) if built[-1] == "meta" else torch.nn.Linear(1, classes)
+
+    monkeypatch.setitem(networks.NETWORKS, "large", large)
+    write(tmp_path, network={"name": "large"})
+    with pytest.raises(fedmend.errors.FedMendError, match="expected the 2 tensors of the network, got others"):
+        fedmend.Package(tmp_path).network()
+    assert built == ["meta"]
 
 
 @pytest.mark.parametrize(
