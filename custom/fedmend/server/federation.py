@@ -16,7 +16,7 @@ from torch import nn
 
 from fedmend.averaging import MAJORITY, Average, Fold, RowAverage, capped
 from fedmend.basics.words import printable
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, check_types
 from fedmend.fields import check_fields
 from fedmend.learning.inference import NOT_FINITE
 from fedmend.learning.weights import get_weights
@@ -79,13 +79,14 @@ class RunSettings:
     method: str = ""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.num_rounds < 1:
             raise ValueError(f"expected num_rounds >= 1, got {self.num_rounds}")
         shown = [*map(printable, self.classes)]  # they stand in the log and in every record
         if not shown or len({*shown}) < len(shown) or shown != [*self.classes]:
             raise ValueError(f"expected different class names that can be printed, got {self.classes!r:.200}")
-        if self.eval_every < 1 or min(self.min_sites, self.round_timeout, self.grace_period) < 0:
-            raise ValueError("expected eval_every >= 1, min_sites >= 0, round_timeout >= 0, grace_period >= 0")
+        if self.eval_every < 1 or min(self.min_sites, self.round_timeout, self.grace_period, self.seed) < 0:
+            raise ValueError("expected eval_every >= 1 and min_sites, round_timeout, grace_period and seed >= 0")
         if not (self.max_update_factor == 0 or self.max_update_factor >= 1) or not self.clip_update >= 0:
             raise ValueError("expected max_update_factor 0 or >= 1 and clip_update >= 0")
         if not 0.5 <= self.max_site_share <= 1:
@@ -151,13 +152,12 @@ class RunningFederation(Federation):
             self.memory = self._workflow.Memory()
         else:
             self.model, self._first, self.memory = saved.model, saved.done, self._workflow.Memory(**saved.memory)
-        self._job = saved.job if saved else ""
         self._round = self._first  # the round at work
         self._packages: dict[str, Path] = {}  # final and best, when the run is over
         self._done: int | None = None  # rounds done; None before the first
         self._evaluated = -1  # last round in which the model was evaluated
         self._trained: set[str] = set()  # sites that have trained in this round
-        self._suspect = saved.suspect if saved else NOBODY
+        self._job, self._suspect = (saved.job, saved.suspect) if saved else ("", NOBODY)
         self._capped = ""  # the site of which it was said last that it counts for less
         self._marks = dict(saved.marks) if saved else {}  # site → latest mark of its ledger
         self._data = {**(saved.data if saved else {}), **census.data}

@@ -377,14 +377,34 @@ SETTINGS = {"run_name": "run-1", "classes": ["a", "b"], "network": "tiny", "num_
         ({"classes": ["a\x1b[2J\nERROR", "b"]}, r"names that can be printed, got \['a\\x1b\[2J\\nERROR', 'b'\]"),
         ({"classes": ["a", "a"]}, "expected different class names"),
         ({"eval_every": 0}, "expected eval_every >= 1"),
-        ({"min_sites": -1}, "min_sites >= 0"),
-        ({"round_timeout": -1}, "round_timeout >= 0"),
-        ({"grace_period": -1}, "grace_period >= 0"),
+        ({"min_sites": -1}, "min_sites, round_timeout, grace_period and seed >= 0"),
+        ({"round_timeout": -1}, "round_timeout, grace_period and seed >= 0"),
+        ({"grace_period": -1}, "grace_period and seed >= 0"),
+        ({"seed": -1}, "seed >= 0"),
     ],
 )
 def test_settings_that_make_no_run_are_refused_at_once(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         RunSettings(**{**SETTINGS, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("without", "site-3", "a list of texts"),
+        ("classes", "ab", "a list of texts"),
+        ("allow_changes", [3], "a list of texts"),
+        ("refit", "false", "true or false"),
+        ("seed", 2**63, "a whole number"),
+        ("num_rounds", True, "a whole number"),
+        ("min_sites", 1.5, "a whole number"),
+        ("clip_update", float("inf"), "a finite number"),
+        ("weights", 5, "text"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_by_its_name(name, value, expected):
+    with refused(f"job variable {name}: expected {expected}, got {value!r}"):
+        RunSettings(**{**SETTINGS, name: value})
 
 
 @pytest.mark.parametrize("warmup", [-1, 4])
