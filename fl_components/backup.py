@@ -46,6 +46,9 @@ def backup(kit: Path, out: Path) -> int:
     name, state_dir = kit_name(kit), state_of(kit)
     if out.exists() or out.resolve().is_relative_to(state_dir):
         raise FedMendError(f"{name}: backup: expected the name of a new folder outside state_dir, got another")
+    nothing = FedMendError(f"{name}: backup: expected ledgers, state or checkpoints in state_dir, found none")
+    if not state_dir.is_dir():  # as where it is misspelt, which no schedule would notice
+        raise nothing
     out.parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(out) as temporary:
         temporary.chmod(0o700)
@@ -54,8 +57,8 @@ def backup(kit: Path, out: Path) -> int:
                 raise FedMendError(f"{name}: backup: expected to read the register of what left, got no lock")
             _copy_all(state_dir / REGISTERS, temporary / STATE / REGISTERS, name)
         _copy_all(state_dir, temporary / STATE, name)
-        if not (temporary / STATE).is_dir():  # as where state_dir is misspelt, which no schedule would notice
-            raise FedMendError(f"{name}: backup: expected ledgers, state or checkpoints in state_dir, found none")
+        if not (temporary / STATE).is_dir():
+            raise nothing
         files = {str(f.relative_to(temporary)): sha256(f) for f in sorted(temporary.rglob("*")) if f.is_file()}
         made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         write_text(temporary / ABOUT, json.dumps({"name": name, "made": made, "files": files}, indent=1) + "\n")
@@ -125,7 +128,9 @@ def _copy_all(source: Path, goal: Path, name: str) -> None:
     def turn(file: Path) -> tuple:
         return file.parent.name == ACCOUNTS, ORDER.index(file.suffix) if file.suffix in ORDER else len(ORDER), file
 
-    for file in sorted((f for f in source.rglob("*") if f.is_file()), key=turn):
+    # The folder of a run may be a link, as to a larger disk; what it holds is the run's.
+    found = (Path(folder) / name for folder, _, names in os.walk(source, followlinks=True) for name in names)
+    for file in sorted((f for f in found if f.is_file()), key=turn):
         copy = goal / file.relative_to(source)
         if file.name.startswith(".") or file.name == "in_use" or file.suffix == ".lock" or copy.exists():
             continue

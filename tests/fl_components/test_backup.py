@@ -118,11 +118,23 @@ def test_a_backup_of_nothing_as_of_a_misspelt_state_dir_is_refused_and_so_is_an_
     (tmp_path / "state").rename(tmp_path / "elsewhere")
     with refused("site-1: backup: expected ledgers, state or checkpoints in state_dir, found none"):
         backup(kit, copy)
+    assert not (tmp_path / "state").exists()
     assert not copy.exists()
     copy.mkdir()
     (copy / "backup.json").write_text(json.dumps({"name": "site-1", "made": "", "files": {}}))
     with refused("site-1: restore: expected a backup with files in it, got an empty one"):
         restore(copy, kit)
+
+
+def test_a_run_whose_folder_is_a_link_is_in_the_backup(kit, tmp_path):
+    state, copy = tmp_path / "state", tmp_path / "copy"
+    (state / "run-1").rename(tmp_path / "larger_disk")
+    (state / "run-1").symlink_to(tmp_path / "larger_disk")
+    backup(kit, copy)
+    assert len(read_history(copy / "state" / "run-1" / "site-1" / "ledger.sqlite")) == 1
+    restore(copy, kit)
+    assert not (state / "run-1").is_symlink()
+    assert StateStore(state / "run-1" / "site-1").load("moments-0") == 7
 
 
 def test_what_was_lost_comes_back(kit, tmp_path):
