@@ -96,7 +96,7 @@ def _compare(args: argparse.Namespace) -> None:
         raise FedMendError(f"{beside} beside --data, whose folders are the sites")
     levels = read_tables(job).chosen(args.levels) if args.levels else swept(args.sweep) if args.sweep else []
     table = args.table or (PAPER if named or levels or args.per_class else "")
-    out = args.out or Path("runs") / _name(args)
+    out = args.out or Path("runs") / _name(args, named)
     if args.cluster:
         job, out = job.resolve(), out.resolve()  # workers have other current folders
     if table:
@@ -189,13 +189,15 @@ def _detection(args: argparse.Namespace, job: Path, out: Path, levels: Sequence[
     return write_detection_table(detection_table(comparison, levels, out, make), out)
 
 
-def _name(args: argparse.Namespace) -> str:
-    """The job's or problem's name, and where more is given than rows and seeds, a digest of it: rows and seeds add to
-    the runs of a folder, other settings would be refused there."""
+def _name(args: argparse.Namespace, named: bool) -> str:
+    """The problem's name, or the job's with a word after it, as a simulation has the job's name for itself and empties
+    its folder; and where more is given than rows and seeds, a digest of it: rows and seeds add to the runs of a folder,
+    other settings would be refused there."""
     told = [args.variants, args.set, args.site, args.data, args.sites]
     told += [more for more in (args.vary, args.levels, args.sweep, args.table.replace(PAPER, "")) if more]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:6]
-    return args.job.resolve().name + (f"-{digest}" if any(told) else "")
+    plain = "" if named else "-comparison"
+    return args.job.resolve().name + (f"-{digest}" if any(told) else plain)
 
 
 def _plan(args: argparse.Namespace, comparison: "Comparison", *, table: bool) -> tuple:

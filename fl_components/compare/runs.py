@@ -19,6 +19,7 @@ from fedmend.basics.parallel import end_with_ctrl_c
 from fedmend.errors import FedMendError
 from fedmend.local.metering import Meter
 from fedmend.records.run_folder import RUN_FOLDER
+from fedmend.site.config import CONFIG_NAME
 from fl_components.compare.budget import Budget
 from fl_components.compare.cluster import connected
 from fl_components.job.folder import Changes, changed, read_job
@@ -186,7 +187,10 @@ def compare(
     Raises:
         FedMendError: a row that the job cannot be given, a run in ``out`` with other settings, of another version or at
             work, or one that failed; a budget too small for one seed; the others that are or become complete are kept.
+            Also if ``out`` is the workspace of a simulation, which the next simulation there would empty.
     """
+    if (out / "local" / CONFIG_NAME).is_file():
+        raise FedMendError("--out: expected a folder for comparisons, got the workspace of a run")
     found, budget, progress = cases(comparison, out), budget or Budget(), progress or Lines(show)
     wanted = {case: case.wanted() for case in found}  # every mistake before the first run
     with locked(out / "in_use", patience=0) as alone:

@@ -199,7 +199,7 @@ def test_rows_and_seeds_add_to_a_folder_and_other_settings_have_their_own(seen, 
 
     monkeypatch.setattr("fl_components.compare.paper_rows.on_data", lambda comparison, data: comparison)
     job = JOBS / "fedmlp_ich"
-    assert folder(job) == folder(job, "--rows", "fedavg", "--seeds", "3-5") == Path("runs/fedmlp_ich")
+    assert folder(job) == folder(job, "--rows", "fedavg", "--seeds", "3-5") == Path("runs/fedmlp_ich-comparison")
     others = [["--set", "num_rounds=8"], ["--variant", "paper"], ["--site", "data_root=d"], ["--sites", 3]]
     others += [["--vary", "data"], ["--vary", "data=2"], ["--levels", "paper"], ["--sweep", "mu=1"]]
     folders = {folder(job, *words) for words in others} | {folder("missing-classes", "--data", "d")}

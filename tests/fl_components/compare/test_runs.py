@@ -152,6 +152,15 @@ def test_two_comparisons_do_not_write_into_one_folder(job, tmp_path, ran):
     assert ran.made == []
 
 
+def test_a_comparison_does_not_go_into_a_workspace_that_the_next_simulation_empties(job, tmp_path, ran):
+    (tmp_path / "run" / "local").mkdir(parents=True)
+    (tmp_path / "run" / "local" / "fedmend.json").write_text("{}")
+    with refused("--out: expected a folder for comparisons, got the workspace of a run"):
+        compare(Comparison(job, [], [0]), tmp_path / "run")
+    assert ran.made == []
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["local"]
+
+
 def test_a_run_that_was_killed_is_one_sentence(job, tmp_path, monkeypatch):
     class Killed(ThreadPoolExecutor):
         def __init__(self, processes, **how):
