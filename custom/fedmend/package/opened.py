@@ -11,6 +11,7 @@ from fedmend.errors import FedMendError
 from fedmend.labels import KIND_NAMES, MULTILABEL
 from fedmend.preprocessing import READER, Preprocessing
 from fedmend.records.package_files import ABOUT, SUFFIX, WEIGHTS, package_digest, read_package, read_weights
+from fedmend.records.run_folder import RUN_FOLDER
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -174,14 +175,16 @@ def _are_shares(values: object, count: int) -> bool:
 
 
 def find_package(folder: Path) -> Path:
-    """The package that somebody means: a folder, or the only package with a final model in it.
+    """The package that somebody means: a folder, or the only package with a final model in it; in the workspace of a
+    simulation the server's, as sites may keep copies.
 
     Raises:
         FedMendError: there is none in it, or more than one.
     """
     if (folder / ABOUT).is_file() or not folder.is_dir():
         return folder
-    found = sorted(file.parent for file in folder.rglob(f"*{SUFFIX}/{ABOUT}") if not file.parent.stem.endswith("-best"))
+    place = folder / RUN_FOLDER if (folder / RUN_FOLDER).is_dir() else folder
+    found = sorted(file.parent for file in place.rglob(f"*{SUFFIX}/{ABOUT}") if not file.parent.stem.endswith("-best"))
     if len(found) != 1:
         raise FedMendError(f"package: expected one {SUFFIX} in {folder}, found {len(found) or 'none'}")
     return found[0]

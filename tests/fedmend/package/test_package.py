@@ -76,6 +76,12 @@ def test_a_folder_of_a_run_has_one_final_model(tmp_path):
     assert fedmend.Package(tmp_path).folder.name == "run-1.fedmend"
 
 
+def test_a_workspace_whose_sites_keep_the_model_means_the_package_of_its_server(tmp_path):
+    package = write(tmp_path / "server" / "simulate_job" / "fedmend")
+    write(tmp_path / "site-1" / "state" / "run-1" / "site-1" / "model")
+    assert fedmend.Package(tmp_path).folder == package
+
+
 def test_weights_of_another_network_are_refused(tmp_path):
     with pytest.raises(
         fedmend.errors.FedMendError, match=r"^package run-1.fedmend, weights.safetensors: global model: "
