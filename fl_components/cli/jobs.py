@@ -17,7 +17,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
     configure = commands.add_parser("configure", help="copy a job with other variables, ready to submit")
     job_arguments(configure)
-    configure.add_argument("out", type=Path)
+    configure.add_argument("out", type=Path, help="new folder for the changed copy of the job")
     configure.add_argument(
         "--tracking",
         action="extend",

@@ -16,7 +16,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     show.set_defaults(run=_show)
     export = ledger.add_parser("export", help="write the whole history as CSV")
     export.add_argument("ledger", type=Path)
-    export.add_argument("out", type=Path)
+    export.add_argument("out", type=Path, help="CSV file to write")
     export.set_defaults(run=_export)
     undo = ledger.add_parser("undo", help="take repaired labels back")
     undo.add_argument("ledger", type=Path)

@@ -172,7 +172,8 @@ def read_job(job: Path, changes: Changes = UNCHANGED) -> JobSettings:
     found = {part.id: part for part in parts(client, server)}
     name = files.meta["name"]
     if missing := [part for part in (METHOD, WORKFLOW, CONTROLLER, EXECUTOR) if part not in found]:
-        raise FedMendError(f"job {name}: expected a job that trains, found no {missing[0]}; it runs with FLARE alone")
+        how = "it runs only with FLARE, without --local"
+        raise FedMendError(f"job {name}: expected a job that trains, found no {missing[0]}; {how}")
     if not files.sites or "@ALL" in files.sites:
         raise FedMendError(f"job {name}: expected named sites in deploy_map, got all that there are; give --sites")
     return JobSettings(

@@ -90,7 +90,8 @@ def read(job: Path, *, strict: bool = False) -> JobFiles:
         FedMendError: another folder, a file that does not parse or is no part of a job, or one that is refused.
     """
     if not (job / META).is_file():
-        raise FedMendError(f"job: expected a folder with {META}, not found")
+        name = job.resolve().name
+        raise FedMendError(f"job {name}: expected a folder with {META}, such as jobs/fedmlp_ich, not found")
     strict = strict and not has_code(job)
     content = {META: _parsed(_text(job / META, TYPED), META, strict)}
     for app in sorted(folder.parent for folder in job.glob(f"*/{FOLDER}")):

@@ -94,9 +94,9 @@ def choose(known: Mapping[str, Variant], names: Sequence[str]) -> list[Variant]:
     """
     for name in names:
         if name not in known:
-            raise FedMendError(f"--variant: expected one of {sorted(known)}, got {name!r}")
+            raise FedMendError(f"variant: expected one of {', '.join(sorted(known))}, got {name!r}")
     if len(set(names)) < len(names):
-        raise FedMendError(f"--variant: expected each variant once, got {','.join(names)}")
+        raise FedMendError(f"variant: expected each variant once, got {','.join(names)}")
     if PAPER in names:
         known = {name: replace(v, set={**v.set, **v.with_paper}) for name, v in known.items()}
     taken = {setting for name in names if name != PAPER for setting in _values(known[name])}
@@ -110,14 +110,14 @@ def choose(known: Mapping[str, Variant], names: Sequence[str]) -> list[Variant]:
         for component in variant.components:
             if other := replaced.get(component):
                 raise FedMendError(
-                    f"--variant: expected one variant that replaces the {component}, got {other} and {variant.name}"
+                    f"variant: expected one variant that replaces the {component}, got {other} and {variant.name}"
                 )
             replaced[component] = variant.name
         for name, value in _values(variant).items():
             other, first = given.setdefault(name, (variant.name, value))
             if value != first:
                 values = f"{json.dumps(first)} of {other} and {json.dumps(value)} of {variant.name}"
-                raise FedMendError(f"--variant: expected one value of {name}, got {values}")
+                raise FedMendError(f"variant: expected one value of {name}, got {values}")
     return chosen
 
 

@@ -83,7 +83,7 @@ def test_a_job_of_ours_is_found_by_its_name_and_a_folder_here_comes_first(tmp_pa
             "--set: expected a setting of this job, got 'num_round'; nearest: num_rounds, warmup_rounds",
         ),
         ({"num_rounds": "x"}, "job variable num_rounds: expected a whole number, got 'x'"),
-        ({"variants": ["short"]}, "--variant: expected one of ['long'], got 'short'"),
+        ({"variants": ["short"]}, "variant: expected one of long, got 'short'"),
     ],
 )
 def test_what_the_command_refuses_is_refused_at_once(job, given, sentence):

@@ -66,7 +66,7 @@ def test_sites_are_named_in_the_meta_file(job, tmp_path):
 
 
 def test_a_folder_without_a_job_is_refused(tmp_path):
-    with refused("job: expected a folder with meta.json, not found"):
+    with refused(f"job {tmp_path.name}: expected a folder with meta.json, such as jobs/fedmlp_ich, not found"):
         configure_job(tmp_path, tmp_path / "out")
 
 
@@ -98,7 +98,7 @@ def test_a_job_says_what_it_would_be_with_other_settings(job):
 
 def test_a_job_that_does_not_train_is_refused(tmp_path):
     job = write_job(tmp_path / "audit", client={**CLIENT, "components": []})
-    with refused("job audit: expected a job that trains, found no method; it runs with FLARE alone"):
+    with refused("job audit: expected a job that trains, found no method; it runs only with FLARE, without --local"):
         read_job(job)
 
 

@@ -272,7 +272,10 @@ ODD = {  # what is odd about a job folder: who makes it so, what everybody says 
     ),
 }
 ODD_FOLDERS = {  # of these a server or site gets no app
-    "no meta.json": (lambda job: (job / "meta.json").unlink(), "job: expected a folder with meta.json, not found"),
+    "no meta.json": (
+        lambda job: (job / "meta.json").unlink(),
+        "job job: expected a folder with meta.json, such as jobs/fedmlp_ich, not found",
+    ),
     "a brace in meta.json": (
         with_text('"name": "', '"name": "{x}', name="meta.json"),
         BRACE.replace("config_fed_client", "meta"),

@@ -99,28 +99,28 @@ def test_a_run_name_that_is_set_stays(configure, named):
 
 
 def test_an_unknown_variant_is_refused_with_those_that_there_are(configure):
-    with refused("--variant: expected one of ['many', 'plain'], got 'long'"):
+    with refused("variant: expected one of many, plain, got 'long'"):
         configure("many", "long", many=MANY, plain=PLAIN)
 
 
 def test_a_variant_that_is_named_twice_is_refused(configure):
-    with refused("--variant: expected each variant once, got many,many"):
+    with refused("variant: expected each variant once, got many,many"):
         configure("many", "many", many=MANY)
 
 
 def test_two_variants_that_replace_a_component_are_refused(configure):
-    with refused("--variant: expected one variant that replaces the method, got other and plain"):
+    with refused("variant: expected one variant that replaces the method, got other and plain"):
         configure("plain", "other", plain=PLAIN, other=PLAIN)
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
 def test_two_variants_that_set_a_name_to_different_values_are_refused(configure, names):
-    with refused("--variant: expected one value of seed, got 1 of a and 2 of b"):
+    with refused("variant: expected one value of seed, got 1 of a and 2 of b"):
         configure(*names, a={"set": {"seed": 1}}, b={"set": {"seed": 2}})
 
 
 def test_a_setting_that_a_component_of_another_variant_has_otherwise_is_refused(configure):
-    with refused("--variant: expected one value of la, got false of all and true of plain"):
+    with refused("variant: expected one value of la, got false of all and true of plain"):
         configure("plain", "all", plain=PLAIN, all=ALL)
 
 

@@ -106,7 +106,7 @@ COMMANDS = (
     ),
     Command(
         "isic2018",
-        "dermoscopic pictures in the ISIC 2018 layout, and sites likewise",
+        "dermoscopic pictures in the ISIC 2018 layout, and sites that label some diagnoses",
         _add_isic_arguments,
         partial(_run, dataset="isic2018"),
     ),

@@ -64,7 +64,7 @@ def _run(args: Namespace, *, dataset: str) -> None:
 COMMANDS = (
     Command(
         "ich-single",
-        "the same slices; sites get those with one subtype, some are noisy",
+        "CT head slices as of ich; sites get those with one subtype, some are noisy",
         partial(_add_arguments, images=9600, pixels=64, sites=8),
         partial(_run, dataset="ich_single"),
     ),
