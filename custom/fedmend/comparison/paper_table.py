@@ -102,7 +102,7 @@ class PaperTable:
             return "", "no simple baseline with these data, weights and epochs is among the rows"
         if column is None:
             return "", "the primary measure was not measured"
-        values = {name: column.values(self.rows[name].runs) for name in among}
+        values = {name: self.values(name, column) for name in among}
         means = {n: statistics.fmean(v for v in own if v is not None) for n, own in values.items() if None not in own}
         if unknown := [self.rows[name].title for name in among if name not in means]:
             return "", f"{column.word} of {', '.join(unknown)} could not be measured in every seed"

@@ -107,6 +107,16 @@ def test_the_table_counts_federations_not_seeds():
     assert {line["federations"] for line in csv.DictReader(io.StringIO(table.csv()))} == {"2"}
 
 
+def test_the_strongest_simple_baseline_is_that_of_the_means_that_the_table_shows():
+    # Two seeds on one federation and one on another: the means of the seeds would be 63.3 and 61.3.
+    aucs = {"own": (0.9, 0.9, 0.9), "fedavg": (0.7, 0.7, 0.5), "prox": (0.6, 0.6, 0.64)}
+    costs = [cost()] * 3
+    rows = {n: row(n, *own, vals=[None] * 3, costs=costs, simple=n != "own") for n, own in aucs.items()}
+    table = PaperTable("x", rows, federations=[0, 0, 1])
+    assert [line[1] for line in table.parts()[0].rows] == ["90.0 ± 0.0", "60.0 ± 14.1", "62.0 ± 2.8"]
+    assert table.reference[0] == "prox"
+
+
 def test_single_classes_stand_beside_the_papers_where_they_are_asked_for(table):
     asked = dataclasses.replace(table, of_classes={"own": {"edema": 88.4}})
     part = next(part for part in asked.parts() if part.word == "classes")
