@@ -86,7 +86,8 @@ def _compare(args: argparse.Namespace) -> None:
 
     job, named = find_job(args.job)
     if args.federations:
-        args.seeds, args.vary = list(range(args.federations)), args.vary or 1
+        args.vary = args.vary or 1
+        args.seeds = list(range(args.federations * args.vary))
     if args.vary:
         args.set = [*varied_settings(job, args.data or "", args.site), *args.set]
     if args.levels and args.sweep:

@@ -237,6 +237,8 @@ def test_federations_are_seeds_each_with_data_of_its_own(seen, tmp_path):
     assert found == seen.comparison
     assert found.seeds == [0, 1, 2]
     assert "phantom.seed={SEED}" in found.words
+    assert call(*words, "--federations", 2, "--vary", "data=3") == 0
+    assert [seen.comparison.number(seed) for seed in seen.comparison.seeds] == [0, 0, 0, 1, 1, 1]
 
 
 def test_the_table_of_the_detection_is_made_of_the_runs_of_its_variants(seen, tmp_path, monkeypatch, capsys):
