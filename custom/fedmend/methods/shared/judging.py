@@ -77,7 +77,7 @@ def judged(features: Tensor, task: RoundTask, site: Site) -> Report:
         rows -= share[:, None] * np.column_stack([own["head_weights"], own["head_biases"]])
     scores = features.double() @ torch.from_numpy(rows[known, :-1]).T + torch.from_numpy(rows[known, -1])
     labels = site.labels()[:, known] == 1
-    told = class_losses(scores[torch.from_numpy(labels.any(1))], labels[labels.any(1)].argmax(1))
+    told = class_losses(scores[torch.from_numpy(labels.any(1))], np.nonzero(labels)[1])  # a sample has one class
     report = {name: np.zeros(len(every), dtype=value.dtype) for name, value in told.items()}
     for name, value in told.items():
         report[name][known] = value

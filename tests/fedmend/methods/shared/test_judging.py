@@ -11,6 +11,7 @@ from torch_factories import TinyNetwork, make_single_site, make_task
 from fedmend.learning.discriminant import solve_heads
 from fedmend.method import Answer
 from fedmend.methods.shared.judging import heads_to_judge_by, judged, judged_losses
+from fedmend.repairs.verdicts import RELABEL, Verdict
 
 
 def test_a_site_sends_and_keeps_the_heads_of_the_classes_that_it_has(tmp_path):
@@ -49,6 +50,26 @@ def test_a_site_is_judged_by_the_mean_of_all_heads_without_its_own(tmp_path):
     assert found["class_loss"] == pytest.approx([np.log(2), np.log(1 + np.exp(-2)), 0], rel=1e-5)
 
 
+def test_a_label_that_a_person_gave_is_judged_too(tmp_path):
+    site = make_single_site(tmp_path, [-1, 0, 1, 1])
+    site.ledger.judge(Verdict(0, 1, RELABEL, -1, 1, reviewer="AB"))
+    every = {
+        "mean_weights": np.array([[1.0], [0.0], [0.0]], dtype=np.float32),
+        "mean_biases": np.zeros(3, dtype=np.float32),
+        "all_counts": np.array([9, 9, 0]),
+    }
+    found = judged(torch.tensor([[-1.0], [1.0], [-1.0], [-1.0]]), make_task("judge", **every), site)
+    assert found["class_count"].tolist() == [1, 3, 0]
+    assert found["class_loss"] == pytest.approx([*[np.log(1 + np.exp(-1))] * 2, 0], rel=1e-5)
+
+
+def test_a_site_that_nobody_elses_head_can_judge_tells_no_loss(tmp_path):
+    nothing = {"mean_weights": (3, 1), "mean_biases": 3, "all_counts": 3}  # all sites are too small to send a head
+    every = {name: np.zeros(shape, dtype=np.float32) for name, shape in nothing.items()}
+    found = judged(torch.ones(4, 1), make_task("judge", **every), make_single_site(tmp_path, [0, 0, 1, 1]))
+    assert found["class_count"].tolist() == [0, 0, 0]
+
+
 def test_a_head_that_the_guard_kept_at_the_site_is_not_taken_out_of_the_mean(tmp_path):
     site = make_single_site(tmp_path, [0] * 3 + [1])
     site.min_count = 2
@@ -69,7 +90,7 @@ def test_sites_are_judged_by_a_mean_in_which_a_large_one_counts_in_full():
     told = {}
 
     def collect(stage, *, sites, knowledge, at_least):
-        told.update(knowledge)
+        told.update(knowledge, at_least=at_least)
         return {site: Answer({"class_loss": np.zeros(1)}) for site in sites}
 
     heads = {
@@ -81,3 +102,4 @@ def test_sites_are_judged_by_a_mean_in_which_a_large_one_counts_in_full():
     assert told["mean_weights"] == pytest.approx(np.array([[15 / 12]]))
     assert told["mean_biases"] == pytest.approx([30 / 12])
     assert told["all_counts"].tolist() == [12]
+    assert told["at_least"] == 4  # of which a mixture can tell two kinds
