@@ -375,7 +375,7 @@ def test_a_trigger_just_before_stage_3_is_still_corrected(tmp_path):
 
 def test_a_repeated_round_leaves_curve_flag_and_masks_as_if_it_had_run_once(tmp_path):
     def play(folder, rounds):
-        played = Played(folder, FedIA(), probabilities=np.where(MASKS > 0, 0.9, 0.85))
+        played = Played(folder, FedIA(most_added=0), probabilities=np.where(MASKS > 0, 0.9, 0.85))
         played.warm_up(FLAT)
         for r in rounds:
             played.site.ledger.undo(from_round=r)  # as the executor does
@@ -384,6 +384,8 @@ def test_a_repeated_round_leaves_curve_flag_and_masks_as_if_it_had_run_once(tmp_
 
     once, repeated = play(tmp_path / "a", [4, 5, 6]), play(tmp_path / "b", [4, 4, 5, 5, 4, 5, 6])
     assert once[0] == repeated[0]
+    assert (once[0]["triggered"], once[0]["corrected"]) == (4, 5)
+    assert once[1].any()
     np.testing.assert_array_equal(once[1], repeated[1])
 
 
