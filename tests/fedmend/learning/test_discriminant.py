@@ -186,6 +186,20 @@ def test_the_samples_of_a_patient_are_left_out_together_and_one_without_a_patien
     assert unknown.weights.tolist() == alone.weights.tolist()
 
 
+def test_a_fifth_of_the_samples_is_left_out_at_a_time(monkeypatch):
+    solved = []
+
+    def counting(x, share, ridge):
+        solved.append((len(x), share.sum().item()))
+        return discriminant(x, share, ridge)
+
+    monkeypatch.setattr("fedmend.learning.discriminant.discriminant", counting)
+    features = torch.from_numpy(np.random.default_rng(0).normal(size=(20, 2)))
+    scores = out_of_fold(features, np.repeat([1.0, 0.0], 10), 1.0, np.arange(20))
+    assert solved == [(16, 8.0)] * 5
+    assert np.isfinite(scores).all()
+
+
 def test_shares_that_add_up_to_two_but_for_rounding_are_enough_for_a_head():
     share = np.full(10, 0.8)
     assert (1 - share).sum() < 2

@@ -44,8 +44,14 @@ def test_ignored_images_tell_nothing_in_any_round(tmp_path):
     assert shares[2].tolist() == [-1, -1, -1]
 
 
-def shares_of(method, site, logits):
-    """What heads are solved from in the second exchange of a closed form, or at the end of a job that trains."""
+def test_the_first_exchange_asks_no_head_which_class_an_image_without_a_label_is(tmp_path):
+    site = make_single_site(tmp_path, [0, 1, -1, -1], 4)
+    shares = shares_of(ClosedForm(), site, torch.zeros(4, 4), stage="heads")
+    assert shares[2].tolist() == [0, 0, -1, -1]
+
+
+def shares_of(method, site, logits, *, stage="candidates"):
+    """What heads are solved from in an exchange of a closed form, or at the end of a job that trains."""
     if not isinstance(method, ClosedForm):
         return method.solved_from(logits, site)
     found = []
@@ -55,7 +61,7 @@ def shares_of(method, site, logits):
         patch.setattr(
             "fedmend.methods.closed_form.head_report", lambda model, x, labels, *rest, **kw: found.append(labels)
         )
-        method.collect(None, make_task("candidates", training=False), site)
+        method.collect(None, make_task(stage, training=False), site)
     return found[0]
 
 
@@ -86,6 +92,17 @@ def test_a_site_sends_the_heads_of_its_features_and_nothing_else(tmp_path):
     assert report["head_weights"] == pytest.approx(expected.weights, rel=1e-5)
     assert report["head_biases"] == pytest.approx(expected.biases, rel=1e-5)
     assert report["head_counts"].tolist() == [2, 0]
+
+
+def test_the_settings_of_the_heads_reach_them(tmp_path):
+    site, model = make_site(tmp_path, [[1], [0], [1], [0], [1]]), TinyNetwork(1).eval()
+    report = ClosedForm(la=True, ridge=3.0).collect(model, make_task("heads", training=False), site)
+    features = model(site.data.train.view(torch.arange(5)))[0].detach()
+    expected = solve_heads(features, site.labels(), 3.0, balanced=True)
+    assert report["head_weights"] == pytest.approx(expected.weights, rel=1e-5)
+    assert report["head_biases"] == pytest.approx(expected.biases, rel=1e-5)
+    for other in (solve_heads(features, site.labels(), 3.0), solve_heads(features, site.labels(), 1.0, balanced=True)):
+        assert other.biases != pytest.approx(expected.biases, rel=1e-3)
 
 
 def test_a_site_with_one_kind_of_samples_alone_is_told_so(tmp_path):
@@ -140,9 +157,11 @@ def play(folder, heads, **settings):
 
 def test_one_exchange_makes_the_classifier_and_leaves_the_backbone(tmp_path):
     heads = {"site-1": report(1.0, [10, 0]), "site-2": report(4.0, [20, 0])}
+    for told in heads.values():
+        told["head_weights"][:, 0] = 0  # of a feature that is not read, as where a classifier reads stages
     run = play(tmp_path, heads)
     assert not run.stopped
-    assert run.model["classifier.weight"].tolist() == [[3.0] * 12, [0.0] * 12]
+    assert run.model["classifier.weight"].tolist() == [[0.0, *[3.0] * 11], [0.0] * 12]
     assert run.model["classifier.bias"].tolist() == [30.0, 0.0]
     assert run.model["norm.weight"].tolist() == [1.0] * 12
     assert run.decisions("no_head") == [(0, ["b"])]
@@ -207,6 +226,13 @@ def test_heads_of_a_site_that_stands_out_have_no_part_in_the_mean(tmp_path):
     assert not run.stopped
     assert run.decisions("noisy_client_detection")[0][1]["noisy"] == ["site-8"]
     assert run.model["classifier.weight"].tolist() == [[1.0] * 12, [1.0] * 12]
+
+
+def test_where_every_site_stands_out_the_heads_of_all_are_averaged(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmend.methods.closed_form.find_noisy_sites", lambda fed, losses: [*losses])
+    run = judged(tmp_path, [2.0, 2.0])
+    assert not run.stopped
+    assert run.model["classifier.weight"].tolist() == [[1.5] * 12, [1.5] * 12]
 
 
 @pytest.mark.parametrize("told", [[0.0, 0.0], None])

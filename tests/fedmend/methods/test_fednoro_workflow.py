@@ -357,6 +357,14 @@ def test_a_class_at_one_site_only_is_recorded_and_says_nothing(tmp_path):
     assert value["noisy"] == NOISY
 
 
+def test_a_class_of_nobody_is_no_column_that_one_site_has(tmp_path):
+    losses = {site: [loss[0], 0] for site, loss in LOSSES.items()}
+    run = play(tmp_path, answers(reports(losses, {site: [7, 0] for site in SITES})))
+    assert run.stopped == ""
+    assert run.decisions("class_at_one_site") == []
+    assert run.roles("robust") == told(NOISY)
+
+
 # ---- resuming -------------------------------------------------------------------------------------------------------
 
 

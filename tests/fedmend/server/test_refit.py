@@ -18,9 +18,10 @@ SITES = ["site-1", "site-2"]
 
 
 def head(value, counts):
+    """Heads of features of which the first is not read, as where a classifier reads stages."""
     known = np.array(counts) > 0
     return {
-        "head_weights": np.outer(known, np.full(12, value)).astype(np.float32),
+        "head_weights": np.outer(known, [0.0, *[value] * 11]).astype(np.float32),
         "head_biases": (known * value).astype(np.float32),
         "head_counts": np.array(counts),
     }
@@ -32,9 +33,27 @@ def test_rows_that_sites_solve_are_averaged_with_those_that_were_trained(tmp_pat
     assert not run.stopped
     trained = initial(["a", "b"])["classifier.bias"] + 2  # two rounds, each of which adds 1
     assert run.model["classifier.bias"] == pytest.approx([(trained[0] + 3.0) / 2, trained[1]])
+    weight = initial(["a", "b"])["classifier.weight"] + 2
+    assert run.model["classifier.weight"][0] == pytest.approx((weight[0] + [0.0, *[3.0] * 11]) / 2)
+    assert run.model["classifier.weight"][1] == pytest.approx(weight[1])
     assert run.stages[-2:] == [("collect", 1, "refit"), ("evaluate", 2, "evaluate")]
     assert run.decisions("refit") == [(2, {"sites": SITES, "classes": ["a"]})]
     assert np.array_equal(run.transport.saved["global"]["classifier.bias"], run.model["classifier.bias"])
+
+
+def test_no_site_has_more_than_half_of_a_solved_row_where_three_know_the_class(tmp_path):
+    heads = {"site-1": head(1.0, [2, 2]), "site-2": head(1.0, [2, 2]), "site-3": head(5.0, [20, 4])}
+    run = Run(tmp_path, FedAvgWorkflow(), [*heads], collected_answers(heads), num_rounds=1, refit=True)
+    assert not run.stopped
+    trained = initial(["a", "b"])["classifier.bias"] + 1
+    assert run.model["classifier.bias"] == pytest.approx((trained + 3.0) / 2)  # (2 + 2 + 4 * 5) / 8
+
+
+def test_masks_are_refused_before_anything_is_trained(tmp_path):
+    answers = collected_answers({site: head(1.0, [10, 5]) for site in SITES}, kind="segmentation")
+    run = Run(tmp_path, FedAvgWorkflow(), SITES, answers, num_rounds=1, refit=True)
+    assert "job variable refit: expected false for masks, got true" in run.stopped
+    assert not run.rounds("train")
 
 
 def test_solved_rows_are_moved_as_weights_of_positives_have_moved_the_trained_ones(tmp_path):
