@@ -54,6 +54,7 @@ def test_methods_have_a_column_for_each_level_beside_the_papers_and_means(table,
         "| FedAvg | 75.0 ± 7.1 |  | 60.0 ± 0.0 |  | 67.5 |  |",
         "| method | m = 0 | m = 1 |",
         "| Own | +10.0 | +5.0 [-58.5, 68.5] |",  # 0 and 10: 5 ± 12.706 x 5
+        "| FedAvg |  |  |",  # the baseline itself
         "2 levels; footnotes, costs and curves of each are in its folder.",
         "2 federations: deviations and intervals are over federations.",
     ):
@@ -63,11 +64,33 @@ def test_methods_have_a_column_for_each_level_beside_the_papers_and_means(table,
     assert "PHANTOM" in text
 
 
+def test_the_primary_measure_comes_first_whatever_the_paper_printed(table):
+    first = table.levels["m = 0"]
+    rows = {name: replace(row, published={"map": 44}) for name, row in first.rows.items()}
+    parts = LevelTable("job_x", {"m = 0": replace(first, rows=rows)}).parts()
+    assert [part.word for part in parts] == ["results-auc", "results-map", "differences"]
+    assert parts[0].rows[0] == ["Own", "85.0 ± 7.1", "85.0"]
+    assert parts[1].rows[0] == ["Own", "42.5 ± 3.5", "44", "42.5", "44"]
+
+
 def test_a_row_that_a_level_lacks_has_no_number_there_and_no_mean(table):
     first, second = table.levels.values()
     short = PaperTable("job_x", {"own": second.rows["own"]}, primary="auc", federations=[0, 1])
-    rows = LevelTable("job_x", {"m = 0": first, "m = 1": short}).parts()[0].rows
-    assert rows[1] == ["FedAvg", "75.0 ± 7.1", "", "n/a", "", "", ""]
+    results, differences = LevelTable("job_x", {"m = 0": first, "m = 1": short}).parts()
+    assert results.rows[1] == ["FedAvg", "75.0 ± 7.1", "", "n/a", "", "", ""]
+    assert differences.rows == [["Own", "+10.0", "n/a"], ["FedAvg", "", ""]]
+
+
+def test_a_level_where_a_run_lacks_the_measure_has_no_number_and_no_mean(table):
+    table.levels["m = 1"].rows["own"].runs[0].evaluations[-1]["macro"]["auc"] = None
+    assert table.parts()[0].rows[0] == ["Own", "85.0 ± 7.1", "90", "n/a", "80", "", "85"]
+
+
+def test_one_level_with_synthetic_images_marks_the_table(table):
+    for row in table.levels["m = 1"].rows.values():
+        for run in row.runs:
+            run.info["phantom"] = False
+    assert table.phantom
 
 
 def test_a_sentence_that_holds_for_one_level_alone_names_it(table):

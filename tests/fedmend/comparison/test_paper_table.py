@@ -132,6 +132,11 @@ def test_without_a_simple_baseline_there_are_no_differences():
     assert table.facts[2].startswith("No differences: no simple baseline")
 
 
+def test_the_strongest_simple_baseline_has_no_difference_to_itself(table):
+    assert table.differences("fedavg") == [None]
+    assert {line["difference"] for line in csv.DictReader(io.StringIO(table.csv())) if line["row"] == "fedavg"} == {""}
+
+
 def test_a_table_without_differences_names_the_true_reason(table):
     lacking = row("FedAvg", 0.6, 0.66, simple=True)
     lacking.runs[1].metrics["test"][-1]["macro"]["auc"] = None
@@ -191,6 +196,20 @@ def test_the_page_has_tables_and_curves_inside_and_asks_for_nothing(table, tmp_p
         assert word in page
     assert not re.search(r"(src|href)=\"(?!#)", page)
     assert "PHANTOM" not in page
+
+
+def test_a_row_of_synthetic_data_among_others_is_marked():
+    rows = {"own": row("Own", 0.7, 0.8), "other": row("Other", 0.7, 0.8)}
+    assert not PaperTable("x", rows).phantom
+    rows["other"].runs[1].info["phantom"] = True
+    assert PaperTable("x", rows).phantom
+
+
+def test_costs_are_means_of_the_runs_and_the_largest_memory():
+    more = {"rounds": 5, "steps": 50, "images": 160, "sent": 5_000_000, "received": 1_000_000}
+    costs = [cost(), cost(150, peak_memory=9e8, sites={"a": more})]
+    assert costs_of(row("Own", 0.7, 0.8, costs=costs)) == ("20 epochs", 40, 120, 5, 900, 3)
+    assert costs_of(row("Own", 0.7, 0.8, costs=costs[::-1])).memory == 900
 
 
 def test_synthetic_data_are_marked_everywhere(tmp_path):

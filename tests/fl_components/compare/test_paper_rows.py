@@ -112,6 +112,13 @@ def test_other_classes_than_the_jobs_are_taken_from_the_cards(job, tmp_path):
     data = write_sites(tmp_path / "data", "site-1", "site-2", classes=("a", "b", "c"))
     found = on_data(Comparison(job, [], [4]), str(data))
     assert found.words == ['classes=["a", "b", "c"]']
+    found = on_data(Comparison(job, [], [4], words=["mu=0.25"]), str(data))
+    assert found.words == ['classes=["a", "b", "c"]', "mu=0.25"]
+
+
+def test_the_jobs_classes_in_another_order_on_the_cards_stay_in_that_of_the_job(job, tmp_path):
+    data = write_sites(tmp_path / "data", "site-1", "site-2", classes=CLASSES[::-1])
+    assert on_data(Comparison(job, [], [4]), str(data)).words == []
 
 
 def test_a_seed_may_choose_the_folder(job, tmp_path):
@@ -123,6 +130,12 @@ def test_a_seed_may_choose_the_folder(job, tmp_path):
     write_sites(tmp_path / "fold-1", "site-3")
     with refused("--data: expected as many sites and the same classes for every seed, got others"):
         on_data(Comparison(job, [], [0, 1]), str(tmp_path / "fold-{SEED}"))
+
+
+def test_seeds_of_one_federation_share_its_folder(job, tmp_path):
+    write_sites(tmp_path / "fold-1", "site-1", "site-2")
+    found = on_data(Comparison(job, [], [2, 3], per_federation=2), str(tmp_path / "fold-{SEED}"))
+    assert {c.site_settings["data_root"] for c in cases(found, tmp_path)} == {f"{tmp_path}/fold-1/{{SITE_NAME}}"}
 
 
 def test_folders_that_are_no_sites_of_one_federation_are_one_sentence(job, tmp_path):
@@ -153,6 +166,16 @@ def test_the_table_has_the_rows_of_whole_seeds_with_what_the_files_say_of_them(j
     assert [row.costs for row in found.rows.values()] == [[{"seconds": 1}]] * 2
     assert (found.rows["own"].simple, found.rows["fedavg"].simple) == (False, True)
     assert found.left_out == {"Late": "expected more"}
+
+
+def test_the_table_knows_the_primary_measure_why_a_row_differs_and_that_nobody_printed_a_number(job, tmp_path):
+    preset = job / "variants" / "paper.json"
+    content = json.loads(preset.read_text())
+    content["table"] |= {"primary": "auc", "published": {}}
+    preset.write_text(json.dumps(content))
+    runs = {row: [RunFiles(None, {"seed": 0}, {}, (), (), {})] for row in ("own", "late")}
+    found = paper_table(Comparison(job, ["late"], [0]), runs, {}, tmp_path / "out")
+    assert (found.primary, found.rows["late"].note, found.source) == ("auc", "it is late", "")
 
 
 def test_a_level_has_its_own_numbers_and_another_table_its_own_titles(job, tmp_path):

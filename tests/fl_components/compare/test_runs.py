@@ -79,6 +79,11 @@ def test_a_seed_may_choose_the_data(job, tmp_path):
     assert '"seed": 5' in second.wanted()
 
 
+def test_a_setting_does_not_take_the_place_of_the_seeds(job, tmp_path):
+    found = cases(Comparison(job, ["seed=9"], [3, 4], words=["seed=8"]), tmp_path)
+    assert [c.changes.variables["seed"] for c in found] == [3, 3, 4, 4]
+
+
 def test_several_seeds_may_share_a_federation_and_the_data_tell_how_many_there_are(job, tmp_path):
     asked = Comparison(job, [], [4, 5, 6], words=["phantom.seed={SEED}"], per_federation=2)
     assert [c.changes.variables["phantom.seed"] for c in cases(asked, tmp_path)] == [2, 2, 3]
