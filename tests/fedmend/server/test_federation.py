@@ -399,6 +399,7 @@ def test_settings_that_make_no_run_are_refused_at_once(wrong, sentence):
         ("num_rounds", True, "a whole number"),
         ("min_sites", 1.5, "a whole number"),
         ("clip_update", float("inf"), "a finite number"),
+        ("max_site_share", float("nan"), "a finite number"),
         ("weights", 5, "text"),
     ],
 )
