@@ -1,11 +1,7 @@
 """The one exception type that a person is meant to read."""
 
-import math
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 WAY_ON = "put it back from a backup, or choose another run_name"  # where what a run has kept is lost
 LONGEST_VALUE = 120  # characters of a refused value
@@ -64,31 +60,3 @@ def check_variables(holds: bool, expected: str, **given: object) -> None:
     if not holds:
         names, values = ", ".join(given), ", ".join(f"{value!r:.{LONGEST_VALUE}}" for value in given.values())
         raise FedMendError(f"job variable{'s' * (len(given) > 1)} {names}: expected {expected}, got {values}")
-
-
-def check_types(settings: Any) -> None:
-    """Refuses job variables of another type than the fields of their dataclass: JSON written by hand may hold any, and
-    a text in the place of a list of names is one of letters.
-
-    Args:
-        settings: whole numbers below 2^63, finite numbers, texts, truth values and lists of texts.
-
-    Raises:
-        FedMendError: the first one of another type.
-    """
-    takes: dict[Any, tuple[Callable[[Any], bool], str]] = {
-        int: (lambda v: isinstance(v, int) and not isinstance(v, bool) and abs(v) < 2**63, "a whole number"),
-        float: (
-            lambda v: isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v),
-            "a finite number",
-        ),
-        str: (lambda v: isinstance(v, str), "text"),
-        bool: (lambda v: isinstance(v, bool), "true or false"),
-        Sequence[str]: (
-            lambda v: isinstance(v, list | tuple) and all(isinstance(w, str) for w in v),
-            "a list of texts",
-        ),
-    }
-    for f in fields(settings):
-        holds, expected = takes[f.type]
-        check_variables(holds(getattr(settings, f.name)), expected, **{f.name: getattr(settings, f.name)})

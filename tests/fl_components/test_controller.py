@@ -195,7 +195,10 @@ def test_a_workflow_that_does_not_fit_the_run_stops_it(tmp_path):
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
-    [({"num_rounds": 0}, "expected num_rounds >= 1, got 0"), ({"grace_period": -1}, "grace_period and seed >= 0")],
+    [
+        ({"num_rounds": 0}, "num_rounds and eval_every >= 1, got 0 and"),
+        ({"grace_period": -1}, "grace_period and seed >= 0"),
+    ],
 )
 def test_settings_that_make_no_run_are_refused_at_once(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, field, fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
-from fedmend.errors import FedMendError
+from fedmend.errors import LONGEST_VALUE, FedMendError
 
 T = TypeVar("T")
 LARGEST = 2**53  # above it, whole numbers and floats are no longer the same
@@ -70,6 +70,16 @@ FLAG = that(lambda value: isinstance(value, bool), "true or false")
 OBJECT = that(lambda value: isinstance(value, dict), "a JSON object")
 COUNT = whole()
 AMOUNT = number(">= 0", lambda value: value >= 0)
+OF_TYPE: dict[Any, Check] = {
+    int: that(lambda value: type(value) is int and abs(value) < LARGEST, "a whole number"),
+    float: number("that is finite"),
+    str: TEXT,
+    bool: FLAG,
+    Sequence[str]: that(
+        lambda value: isinstance(value, list | tuple) and all(isinstance(word, str) for word in value),
+        "a list of texts",
+    ),
+}
 
 
 def taking(*checks: Check | type, key: str = "", **default: Any) -> Any:
@@ -150,3 +160,18 @@ def checked(
         else:
             given[f.name] = accepted(value, checks, f"{where}, field {path}", got)
     return cls(**given)
+
+
+def check_types(settings: Any) -> None:
+    """Refuses job variables of another type than the fields of their dataclass: JSON written by hand may hold any, and
+    a text in the place of a list of names is one of letters.
+
+    Args:
+        settings: its fields are of the types in ``OF_TYPE``.
+
+    Raises:
+        FedMendError: the first one of another type.
+    """
+    for f in fields(settings):
+        value = getattr(settings, f.name)
+        accepted(value, [OF_TYPE[f.type]], f"job variable {f.name}", lambda found: f"{found!r:.{LONGEST_VALUE}}")

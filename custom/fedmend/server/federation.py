@@ -15,8 +15,9 @@ import numpy as np
 from torch import nn
 
 from fedmend.averaging import MAJORITY, Average, Fold, RowAverage, capped
+from fedmend.basics.checked import accepted, check_types, one_of
 from fedmend.basics.words import printable
-from fedmend.errors import FedMendError, check_types
+from fedmend.errors import FedMendError
 from fedmend.fields import check_fields
 from fedmend.learning.inference import NOT_FINITE
 from fedmend.learning.weights import get_weights
@@ -80,19 +81,18 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.num_rounds < 1:
-            raise ValueError(f"expected num_rounds >= 1, got {self.num_rounds}")
         shown = [*map(printable, self.classes)]  # they stand in the log and in every record
         if not shown or len({*shown}) < len(shown) or shown != [*self.classes]:
             raise ValueError(f"expected different class names that can be printed, got {self.classes!r:.200}")
-        if self.eval_every < 1 or min(self.min_sites, self.round_timeout, self.grace_period, self.seed) < 0:
-            raise ValueError("expected eval_every >= 1 and min_sites, round_timeout, grace_period and seed >= 0")
+        if min(self.num_rounds, self.eval_every) < 1:
+            raise ValueError(f"expected num_rounds and eval_every >= 1, got {self.num_rounds} and {self.eval_every}")
+        if min(self.min_sites, self.round_timeout, self.grace_period, self.seed) < 0:
+            raise ValueError("expected min_sites, round_timeout, grace_period and seed >= 0")
         if not (self.max_update_factor == 0 or self.max_update_factor >= 1) or not self.clip_update >= 0:
             raise ValueError("expected max_update_factor 0 or >= 1 and clip_update >= 0")
         if not 0.5 <= self.max_site_share <= 1:
             raise ValueError(f"expected max_site_share from 0.5 to 1, got {self.max_site_share}")
-        if self.share_model not in (shared := (NONE, FINAL, BEST)):
-            raise ValueError(f"expected share_model as one of {list(shared)}, got {self.share_model!r:.40}")
+        accepted(self.share_model, [one_of((NONE, FINAL, BEST))], "job variable share_model", "{!r:.40}".format)
 
     @property
     def spec(self) -> RunSpec:

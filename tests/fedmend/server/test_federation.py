@@ -372,11 +372,11 @@ SETTINGS = {"run_name": "run-1", "classes": ["a", "b"], "network": "tiny", "num_
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"num_rounds": 0}, "expected num_rounds >= 1, got 0"),
+        ({"num_rounds": 0}, "expected num_rounds and eval_every >= 1, got 0 and 1"),
         ({"classes": []}, r"expected different class names that can be printed, got \[\]"),
         ({"classes": ["a\x1b[2J\nERROR", "b"]}, r"names that can be printed, got \['a\\x1b\[2J\\nERROR', 'b'\]"),
         ({"classes": ["a", "a"]}, "expected different class names"),
-        ({"eval_every": 0}, "expected eval_every >= 1"),
+        ({"eval_every": 0}, "expected num_rounds and eval_every >= 1, got "),
         ({"min_sites": -1}, "min_sites, round_timeout, grace_period and seed >= 0"),
         ({"round_timeout": -1}, "round_timeout, grace_period and seed >= 0"),
         ({"grace_period": -1}, "grace_period and seed >= 0"),
@@ -395,11 +395,11 @@ def test_settings_that_make_no_run_are_refused_at_once(wrong, sentence):
         ("classes", "ab", "a list of texts"),
         ("allow_changes", [3], "a list of texts"),
         ("refit", "false", "true or false"),
-        ("seed", 2**63, "a whole number"),
+        ("seed", 2**53, "a whole number"),
         ("num_rounds", True, "a whole number"),
         ("min_sites", 1.5, "a whole number"),
-        ("clip_update", float("inf"), "a finite number"),
-        ("max_site_share", float("nan"), "a finite number"),
+        ("clip_update", float("inf"), "a number that is finite"),
+        ("max_site_share", float("nan"), "a number that is finite"),
         ("weights", 5, "text"),
     ],
 )

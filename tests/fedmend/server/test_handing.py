@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from factories import refused
 from federation_factories import Run, plain_answers
 
 from fedmend.messages import CENSUS, KEEP, SiteResult
@@ -75,7 +76,7 @@ def test_a_site_that_refuses_or_is_silent_costs_the_run_nothing(tmp_path):
 
 
 def test_what_a_job_shares_is_one_of_three_words(tmp_path):
-    with pytest.raises(ValueError, match=r"expected share_model as one of \['none', 'final', 'best'\], got 'all'"):
+    with refused("job variable share_model: expected one of ['none', 'final', 'best'], got 'all'"):
         play(tmp_path, Keepers(), share_model="all")
 
 
