@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedmend.basics.files import OWNER, locked, sha256, whole_folder, write_atomically, write_text
@@ -121,6 +121,17 @@ def _free(place: Path) -> Path:
     return next(name for name in itertools.chain([place], names) if not name.exists())
 
 
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Those of runs whose folder is a link, as to a larger disk, too; a link back into the folder ends there."""
+    seen = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (Path(place) / name for name in names)
+
+
 def _copy_all(source: Path, goal: Path, name: str) -> None:
     """Copies files in their order; one that a run has removed meanwhile is left out, and so are locks and what is only
     half written."""
@@ -128,9 +139,7 @@ def _copy_all(source: Path, goal: Path, name: str) -> None:
     def turn(file: Path) -> tuple:
         return file.parent.name == ACCOUNTS, ORDER.index(file.suffix) if file.suffix in ORDER else len(ORDER), file
 
-    # The folder of a run may be a link, as to a larger disk; what it holds is the run's.
-    found = (Path(folder) / name for folder, _, names in os.walk(source, followlinks=True) for name in names)
-    for file in sorted((f for f in found if f.is_file()), key=turn):
+    for file in sorted((f for f in _files_below(source) if f.is_file()), key=turn):
         copy = goal / file.relative_to(source)
         if file.name.startswith(".") or file.name == "in_use" or file.suffix == ".lock" or copy.exists():
             continue

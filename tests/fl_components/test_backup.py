@@ -130,7 +130,8 @@ def test_a_run_whose_folder_is_a_link_is_in_the_backup(kit, tmp_path):
     state, copy = tmp_path / "state", tmp_path / "copy"
     (state / "run-1").rename(tmp_path / "larger_disk")
     (state / "run-1").symlink_to(tmp_path / "larger_disk")
-    backup(kit, copy)
+    (tmp_path / "larger_disk" / "back").symlink_to(state)
+    assert backup(kit, copy) == 5
     assert len(read_history(copy / "state" / "run-1" / "site-1" / "ledger.sqlite")) == 1
     restore(copy, kit)
     assert not (state / "run-1").is_symlink()
