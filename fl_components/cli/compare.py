@@ -62,7 +62,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--processes",
         type=int,
         default=0,
-        help="runs at the same time (default 1; for the paper's table as many as cores and memory bear)",
+        help="runs at the same time (default 1; for the paper's table as many as cores and memory allow)",
     )
     compare.add_argument("--cluster", default="", metavar="ADDRESS", help="runs on workers of this Dask scheduler")
     compare.add_argument(

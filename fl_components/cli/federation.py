@@ -18,7 +18,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     submit.add_argument("--keep-going", action="store_true", help="submit again after a fault, until the run is done")
     submit.set_defaults(run=_submit)
 
-    poc = commands.add_parser("poc", help="run a job on a real federation of this machine that exists for this job")
+    poc = commands.add_parser("poc", help="run a job on a real federation on this machine, started for this job")
     job_arguments(poc)
     poc.add_argument("--workspace", type=Path, required=True, help="new or empty folder for kits, state and result")
     site_settings(poc)

@@ -13,7 +13,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     predict = commands.add_parser("predict", help="ask the model of a package about images, and write tables or masks")
     predict.add_argument("package", type=Path, help="NAME.fedmend, or the folder of its run")
     predict.add_argument("source", type=Path, help="DICOM studies, pictures or NIfTI volumes: folder, file or CSV")
-    predict.add_argument("out", type=Path, help="folder for the results; that of an interrupted call goes on")
+    predict.add_argument("out", type=Path, help="folder for the results; with that of an interrupted call, it goes on")
     predict.add_argument(
         "--explain", type=count, default=0, metavar="N", help="also where the model looked, of the N surest findings"
     )

@@ -24,7 +24,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     approve.add_argument("job", nargs="?", help="id of the job (default: print those that wait)")
     approve.set_defaults(run=_approve)
 
-    backup = commands.add_parser("backup", help="copy ledgers, verdicts, accounts and state, also while a job runs")
+    backup = commands.add_parser("backup", help="copy ledgers, verdicts, accounts and state, even while a job runs")
     backup.add_argument("kit", type=Path, help="startup kit of the site or server")
     backup.add_argument("out", type=Path, help="new folder for the copy")
     backup.set_defaults(run=_backup)

@@ -18,12 +18,12 @@ EPOCHS = 20  # as fedmend.worth.personal has it, which imports PyTorch
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Adds both commands."""
-    personal = commands.add_parser("personalise", help="train a package on at a hospital, into a package of its own")
+    personal = commands.add_parser("personalise", help="train a package further at a hospital, into a new package")
     _common(personal)
     personal.add_argument("--out", type=Path, required=True, metavar="NAME.fedmend", help="the new package")
     personal.set_defaults(run=_personalise)
     worth = commands.add_parser(
-        "worth", help="a hospital's own model, the federated one and the one trained on there, on its test split"
+        "worth", help="a hospital's own model, the federated one and that one trained further, on its test split"
     )
     _common(worth)
     worth.add_argument("--out", type=Path, required=True, help="folder for worth.html, worth.json and the package")
@@ -40,8 +40,8 @@ def _common(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--state", type=Path, help="state_dir of the site, whose repaired labels count")
     where.add_argument("--kit", type=Path, help="startup kit of the site, likewise")
     parser.add_argument("--site", help="name of the site, where the state holds several")
-    parser.add_argument("--layers", choices=("head", "all"), default="all", help="what is trained on (default all)")
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of training on, at most (default {EPOCHS})")
+    parser.add_argument("--layers", choices=("head", "all"), default="all", help="layers to train (default all)")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of further training, at most (default {EPOCHS})")
     parser.add_argument("--device", default="", help="cpu, cuda or cuda:1 (default: a GPU where there is one)")
 
 

@@ -21,7 +21,7 @@ def _find(source: Path, say: Say) -> list[LesionCase]:
 
 LUNG = LesionDataset(
     name="lung",
-    help="COVID-19-20 lung lesions in CT, a part of the lesions annotated",
+    help="COVID-19-20 lung lesions in CT, only part of the lesions annotated",
     source_help="folder with Train/",
     levels="0..2",
     source_name="COVID-19-20 lung CT lesion segmentation challenge, training set",

@@ -34,7 +34,7 @@ def _find(source: Path, say: Say) -> list[LesionCase]:
 
 MS = LesionDataset(
     name="ms",
-    help="MS lesions in FLAIR (MSSEG-1, open_ms_data), a part of the lesions annotated",
+    help="MS lesions in FLAIR (MSSEG-1, open_ms_data), only part of the lesions annotated",
     source_help="folder with one or both downloads",
     levels="0..3",
     source_name="MSSEG-1 (Commowick et al.) and 3D MR image database of Lesjak et al.",
