@@ -1,1 +1,1 @@
-"""One module per paper of the mission, the FedAvg family, and methods of our own."""
+"""One module per paper that FedMend set out to implement, the FedAvg family, and methods of our own."""
