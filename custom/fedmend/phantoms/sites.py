@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import logging
+import shutil
 from abc import ABC, abstractmethod
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
@@ -110,17 +111,27 @@ def add_arguments(parser: ArgumentParser, *, images: int, pixels: int) -> None:
 
 
 def make_phantom(out: Path, spec: PhantomSpec, progress: Callable[[str], object] | None = None) -> None:
-    """:meth:`PhantomSpec.write`, with errors that say that they are about the phantom.
+    """:meth:`PhantomSpec.write`, whole or not at all, with errors that say that they are about the phantom.
 
     Raises:
-        FedMendError: as :meth:`PhantomSpec.write`, or ``out`` has site folders.
+        FedMendError: as :meth:`PhantomSpec.write`, or ``out`` has a phantom, or a part of one.
     """
+    if _written(out):  # what is there would be mixed with the new pictures
+        words = "a folder without download and site folders, got one that has them"
+        raise FedMendError(f"phantom: argument out: expected {words}")
     try:
-        if any(Path(out).glob("site-*")):  # before their pictures are overwritten
-            raise FedMendError("argument out: expected a folder without site folders, got one that has them")
         spec.write(out, progress)
-    except FedMendError as e:  # it may name a site of the phantom, which is not the site that asks
-        raise FedMendError(f"phantom: {e}") from None
+    except BaseException as e:
+        for folder in _written(out):
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(e, FedMendError):  # it may name a site of the phantom, which is not the site that asks
+            raise FedMendError(f"phantom: {e}") from None
+        raise
+
+
+def _written(out: Path) -> list[Path]:
+    """What is there of a phantom."""
+    return [*Path(out).glob("download"), *Path(out).glob("site-*")]
 
 
 def make_and_tell(out: Path, spec: PhantomSpec, what: str) -> None:

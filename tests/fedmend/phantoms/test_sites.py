@@ -131,11 +131,26 @@ def test_a_phantom_that_cannot_be_made_is_blamed_on_the_phantom_and_not_on_a_sit
         make_phantom(tmp_path, few)
 
 
-def test_a_phantom_is_never_made_over_another(tmp_path, monkeypatch):
+@pytest.mark.parametrize("left", ["site-1", "download"])
+def test_a_phantom_is_never_made_over_another(tmp_path, monkeypatch, left):
     monkeypatch.setattr(MissingClassPhantom, "write", lambda *a: pytest.fail("overwrites the images"))
-    (tmp_path / "site-1").mkdir()
-    with refused("phantom: argument out: expected a folder without site folders, got one that has them"):
+    (tmp_path / left).mkdir()
+    with refused("phantom: argument out: expected a folder without download and site folders, got one that has them"):
         make_phantom(tmp_path, SMALL)
+
+
+@pytest.mark.parametrize("end", [FedMendError, KeyboardInterrupt])
+def test_a_phantom_that_ends_early_leaves_nothing_that_the_next_one_would_take_in(tmp_path, monkeypatch, end):
+    def half(spec, out, progress):
+        (out / "download" / "case-12").mkdir(parents=True)
+        (out / "site-1").mkdir()
+        raise end
+
+    (tmp_path / "notes.txt").write_text("kept")
+    monkeypatch.setattr(MissingClassPhantom, "write", half)
+    with pytest.raises(end):
+        make_phantom(tmp_path, SMALL)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_job_describes_its_phantom_by_data_set_and_the_fields_that_it_changes():
