@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 
 from fedmend.basics.files import said
 from fedmend.errors import FedMendError
@@ -32,6 +33,16 @@ from fl_components.cli import (
 from fl_components.cli.common import say
 
 
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest words where one is misspelt."""
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        known = [value] if action.choices is None else [*action.choices]
+        if value not in known and (near := get_close_matches(str(value), [*map(str, known)])):
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}; nearest: {', '.join(near)}")
+        super()._check_value(action, value)
+
+
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """The command line of ``fedmend``.
 
@@ -42,7 +53,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     Raises:
         FedMendError: two datasets have a command of one name.
     """
-    parser = argparse.ArgumentParser(prog="fedmend", description=__doc__)
+    parser = _Parser(prog="fedmend", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     datasets.add(commands, words)
     of_runs = (jobs, compare, federation, watch, ledger, site, review, checks, advise)

@@ -35,6 +35,20 @@ def test_words_that_are_no_command_end_with_usage_and_exit_code_2(words, capsys)
     assert "usage: fedmend" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("phantm", "argument COMMAND: invalid choice: 'phantm'; nearest: phantom"),
+        ("ledger udno x", "argument ACTION: invalid choice: 'udno'; nearest: undo"),
+        ("init --uncertain positiv", "argument --uncertain: invalid choice: 'positiv'; nearest: positive"),
+    ],
+)
+def test_a_misspelt_word_is_answered_with_the_nearest_ones(words, message, capsys):
+    with pytest.raises(SystemExit):
+        main(words.split())
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {message}")
+
+
 def options(parser):
     """All options of a parser and of the commands below it, with the words that lead to them."""
     for action in parser._actions:
