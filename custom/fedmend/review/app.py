@@ -252,11 +252,11 @@ class Pages:
         item, choice = self._item(request), _choice(request)
         word, note = str(form.get("word", "")), str(form.get("note", "")).replace("\r", "")
         following = self._following(choice, (item.sample, item.label_class))
+        text, seen = str(form.get("value", "")), str(form.get("seen", ""))
         try:
             if word == "back":
-                self._desk.take_back(item, reviewer=self._reviewer)
+                self._desk.take_back(item, reviewer=self._reviewer, seen=seen)
             else:
-                text, seen = str(form.get("value", "")), str(form.get("seen", ""))
                 value = int(text) if word == "relabel" and _is_number(text) else None
                 if word == "relabel" and value is None:
                     raise FedMendError("verdict, label: expected one of the job's, got another")

@@ -198,17 +198,22 @@ class Desk:
         verdict = Verdict(*about, reviewer=reviewer, note=note)
         return self.ledger.judge(verdict, seen=seen)
 
-    def take_back(self, item: Item, *, reviewer: str) -> Verdict:
+    def take_back(self, item: Item, *, reviewer: str, seen: str) -> Verdict:
         """The verdict before the last one about an item counts again.
 
+        Args:
+            item: what was shown.
+            reviewer: initials.
+            seen: name of the verdict that was shown with the item.
+
         Raises:
-            FedMendError: there is no verdict about it.
+            FedMendError: no verdict about it counts, or another one than was shown.
         """
         said = [v for v in self.ledger.verdicts() if self._key(v) == self._key(item)]
-        if not said:
+        if not said or said[-1].word == WITHDRAW:
             raise FedMendError("verdict: expected one to take back, found none")
         before = said[-2] if len(said) > 1 else replace(said[-1], word=WITHDRAW, note="")
-        return self.ledger.judge(replace(before, reviewer=reviewer, name="", made=""), seen=said[-1].name)
+        return self.ledger.judge(replace(before, reviewer=reviewer, name="", made=""), seen=seen)
 
     # ---- where items come from --------------------------------------------------------------------------------------
     def _key(self, about: Item | Entry | Verdict) -> tuple[int, int]:

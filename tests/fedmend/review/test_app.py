@@ -112,8 +112,11 @@ def test_after_the_last_item_comes_the_queue(browser):
 def test_another_label_and_taking_back(browser):
     assert browser.judge(0, "relabel", value="0").status_code == 303
     assert browser.desk.ledger.repairs()[0, 1] == 0
-    assert browser.judge(0, "back").headers["location"] == "/item/0/1?"
+    (verdict,) = browser.desk.ledger.verdicts()
+    assert 'value="back"' in browser.get("/item/0/1").text
+    assert browser.judge(0, "back", seen=verdict.name).headers["location"] == "/item/0/1?"
     assert browser.desk.ledger.repairs()[0, 1] == 1
+    assert 'value="back"' not in browser.get("/item/0/1").text
 
 
 def test_two_people_do_not_write_over_each_other(tmp_path):
@@ -124,6 +127,17 @@ def test_two_people_do_not_write_over_each_other(tmp_path):
     assert answer.status_code == 409
     assert "expected a label as it was shown, AB was the last to judge it; look again" in words(answer)
     assert [v.word for v in other.desk.ledger.verdicts()] == [ACCEPT]
+
+
+def test_a_verdict_that_was_not_shown_is_not_taken_back(tmp_path):
+    run = make_run(tmp_path, *TAGS)
+    one, other = Browser(Desk(run)), Browser(Desk(run))
+    one.judge(0, REJECT)
+    shown = one.desk.item(0, 1).verdict.name
+    one.judge(0, ACCEPT, seen=shown)
+    answer = other.judge(0, "back", seen=shown)
+    assert (answer.status_code, "AB was the last to judge it; look again" in words(answer)) == (409, True)
+    assert [v.word for v in other.desk.ledger.verdicts()] == [REJECT, ACCEPT]
 
 
 @pytest.mark.parametrize(

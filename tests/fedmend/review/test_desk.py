@@ -88,17 +88,31 @@ def test_a_new_repair_of_a_label_whose_earlier_one_was_rejected_waits_again(tmp_
     assert (0, 1) in places(desk.queue(Choice()))
 
 
+def take_back(desk, sample, label_class, *, reviewer="AB"):
+    item = desk.item(sample, label_class)
+    desk.take_back(item, reviewer=reviewer, seen=item.verdict.name)
+
+
 def test_taking_back_returns_to_the_verdict_before(tmp_path):
     desk = make_desk(tmp_path, *TAGS)
     first = desk.judge(desk.item(0, 1), ACCEPT, reviewer="AB")
     desk.judge(desk.item(0, 1), REJECT, reviewer="AB", seen=first.name)
-    desk.take_back(desk.item(0, 1), reviewer="CD")
+    take_back(desk, 0, 1, reviewer="CD")
     assert (desk.item(0, 1).verdict.word, desk.item(0, 1).verdict.reviewer) == (ACCEPT, "CD")
     assert desk.ledger.repairs()[0, 1] == 1
     desk.judge(desk.item(1, 1), UNSURE, reviewer="AB")
     assert desk.item(1, 1).judged
-    desk.take_back(desk.item(1, 1), reviewer="AB")
+    take_back(desk, 1, 1)
     assert not desk.item(1, 1).judged
+
+
+def test_what_was_taken_back_does_not_count_again_when_it_is_taken_back_a_second_time(tmp_path):
+    desk = make_desk(tmp_path, *TAGS)
+    desk.judge(desk.item(0, 1), ACCEPT, reviewer="AB")
+    take_back(desk, 0, 1)
+    with refused("verdict: expected one to take back, found none"):
+        take_back(desk, 0, 1, reviewer="CD")
+    assert not desk.item(0, 1).judged
 
 
 def test_with_one_label_per_sample_an_item_is_a_sample_and_its_new_class(tmp_path):
@@ -123,7 +137,7 @@ def test_another_label_is_one_of_the_job(tmp_path):
     with refused("review: expected a label that was repaired or is doubted, got another; look at the queue"):
         desk.item(5, 2)
     with refused("verdict: expected one to take back, found none"):
-        desk.take_back(desk.item(0, 1), reviewer="AB")
+        desk.take_back(desk.item(0, 1), reviewer="AB", seen="")
 
 
 def test_of_masks_slices_with_repairs_wait(tmp_path):
@@ -133,7 +147,7 @@ def test_of_masks_slices_with_repairs_wait(tmp_path):
     desk.judge(item, REJECT, reviewer="AB")
     assert not desk.ledger.change().any()
     assert desk.ledger.recorded(1).sum() == 1
-    desk.take_back(desk.item(1, 0), reviewer="AB")
+    take_back(desk, 1, 0)
     assert desk.ledger.change().sum() == 1
 
 
@@ -146,7 +160,7 @@ def test_of_masks_of_several_structures_each_waits_in_its_slices(tmp_path):
     ]
     desk.judge(liver, REJECT, reviewer="AB")
     assert (np.unique(desk.ledger.change()).tolist(), desk.item(1, 2).judged) == ([0, 3], False)
-    desk.take_back(desk.item(1, 0), reviewer="AB")
+    take_back(desk, 1, 0)
     assert np.unique(desk.ledger.change()).tolist() == [0, 1, 3]
 
 
