@@ -46,8 +46,8 @@ class SitePolicyBuilder(Builder):
         baselines: whether jobs may also name the methods that only comparisons need, and sites report their fields.
 
     Raises:
-        ValueError: a storage folder that is not absolute, a filter without a path, homomorphic encryption, another
-            class, or ``baselines`` that are neither true nor false.
+        ValueError: a storage folder that is not absolute, a filter without a path or with the name of a scope that is
+            there, homomorphic encryption, another class, or ``baselines`` that are neither true nor false.
     """
 
     def __init__(
@@ -71,6 +71,8 @@ class SitePolicyBuilder(Builder):
         if not isinstance(baselines, bool):
             raise ValueError(f"SitePolicyBuilder, baselines: expected true or false, got {baselines!r}")
         self._resources, self._privacy = (_read(POLICY / f"{name}.json") for name in ("resources", "privacy"))
+        if taken := sorted({scope["name"] for scope in self._privacy["scopes"]} & set(weight_filters or {})):
+            raise ValueError(f"SitePolicyBuilder, weight_filters: expected names of further scopes, got {taken}")
         if not baselines:
             _leave_out(_read(HERE / "baselines.json"), self._resources, self._privacy)
         self._storage, self._weight_filters = Path(server_storage), dict(weight_filters or {})

@@ -457,6 +457,12 @@ def test_a_filter_without_a_path_is_refused():
         SitePolicyBuilder(server_storage="/x", weight_filters={"x": "y"})
 
 
+def test_a_further_scope_with_the_name_of_the_usual_one_is_refused_before_kits_that_cannot_start_are_made():
+    words = r"^SitePolicyBuilder, weight_filters: expected names of further scopes, got \['fedmend'\]$"
+    with pytest.raises(ValueError, match=words):
+        SitePolicyBuilder(server_storage="/x", weight_filters={"fedmend": {"path": "a.Filter", "args": {}}})
+
+
 def test_a_scope_that_encrypts_weights_is_refused():
     filters = {"x": {"path": "nvflare.app_opt.he.model_encryptor.HEModelEncryptor", "args": {}}}
     with pytest.raises(ValueError, match=r"^SitePolicyBuilder, weight_filters x: expected no homomorphic encryption$"):
