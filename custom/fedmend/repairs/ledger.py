@@ -379,7 +379,12 @@ def to_csv(path: Path, out: Path) -> int:
 
     Returns:
         Number of entries written.
+
+    Raises:
+        FedMendError: ``out`` is the ledger, or see :func:`read_history`.
     """
+    if path.resolve() == out.resolve():
+        raise FedMendError("label ledger: expected another file for the export, got the ledger")
     rows = [*read_history(path), *({**v, "new": v["value"], "round": v["round_num"]} for v in read_verdicts(path))]
     columns = ["image", "class", "old", "new", "rule", "round", "confidence", "in_force"]
     columns += ["word", "reviewer", "note", "made"]

@@ -94,6 +94,13 @@ def test_a_ledger_is_exported_whole(ledger, tmp_path, capsys):
     ]
 
 
+def test_an_export_never_takes_the_place_of_its_ledger(ledger, capsys):
+    before = ledger.read_bytes()
+    assert call("ledger", "export", ledger, ledger.parent / "." / ledger.name) == 1
+    assert capsys.readouterr().err == "fedmend: label ledger: expected another file for the export, got the ledger\n"
+    assert ledger.read_bytes() == before
+
+
 def test_a_ledger_of_masks_counts_lesion_voxels_and_gives_the_masks_back(tmp_path, capsys):
     site = make_mask_site(tmp_path, np.zeros((2, 8, 8)))
     added = np.zeros((2, 8, 8), dtype=bool)
