@@ -21,7 +21,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     undo = ledger.add_parser("undo", help="take repaired labels back")
     undo.add_argument("ledger", type=Path)
     undo.add_argument("--rule", default="*", help="one rule (default: all)")
-    undo.add_argument("--from-round", type=int, default=1, help="first round to take back (default 1 = everything)")
+    undo.add_argument("--from-round", type=count, default=1, help="first round to take back (default 1 = everything)")
     undo.set_defaults(run=_undo)
 
     move = commands.add_parser("move-state", help="move ledgers and state of a site or server elsewhere")

@@ -75,6 +75,14 @@ def test_repairs_are_taken_back_and_stay_in_the_history(ledger, capsys):
     assert "img2  edema: blank -> 0  confidence 0.5000  second  (taken back)" in capsys.readouterr().out
 
 
+def test_a_round_below_0_takes_nothing_back(ledger, capsys):
+    with pytest.raises(SystemExit):
+        call("ledger", "undo", ledger, "--from-round", -1)
+    assert "--from-round: expected a whole number from 0 on, got '-1'" in capsys.readouterr().err
+    call("ledger", "show", ledger)
+    assert capsys.readouterr().out.splitlines()[-1] == "2 repairs; originals are unchanged"
+
+
 def test_one_rule_is_taken_back_alone(ledger, capsys):
     call("ledger", "undo", ledger, "--rule", "first")
     call("ledger", "show", ledger)
