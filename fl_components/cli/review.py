@@ -60,7 +60,7 @@ def find_run(args: argparse.Namespace) -> Path:
     """The run that the arguments name.
 
     Raises:
-        FedMendError: there is none, or there are several sites to choose from.
+        FedMendError: there is none, or there are several sites or folders to choose from.
     """
     from fedmend.review.desk import reviewable
     from fl_components.kit_state import state_of
@@ -78,6 +78,9 @@ def find_run(args: argparse.Namespace) -> Path:
                 raise FedMendError(f"{option}: expected one of {', '.join(names)}, got {wanted}")
     newest = [run for run in found if run.parent.name == found[0].parent.name]
     if len(newest) > 1:
-        names = sorted(run.name for run in newest)
-        raise FedMendError(f"--site: expected one of {', '.join(names)}")
+        names = sorted({run.name for run in newest})
+        if len(names) > 1:
+            raise FedMendError(f"--site: expected one of {', '.join(names)}")
+        words = f"one run {newest[0].parent.name} of {names[0]}, got {len(newest)}; name the folder of one of them"
+        raise FedMendError(f"review: expected a folder with {words}")
     return newest[0]

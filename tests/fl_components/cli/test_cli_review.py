@@ -60,6 +60,16 @@ def test_several_sites_are_to_choose_from(run, served, tmp_path, capsys):
     assert capsys.readouterr().err == "fedmend: --site: expected one of site-1, site-2\n"
 
 
+def test_of_two_runs_of_one_name_and_site_the_folder_has_to_be_named(run, served, tmp_path, capsys):
+    other = tmp_path / "seed-1" / "run-1" / "site-1"
+    other.mkdir(parents=True)
+    (other / "ledger.sqlite").write_bytes((run / "ledger.sqlite").read_bytes())
+    assert call("review", tmp_path, "--site", "site-1") == 1
+    sentence = "expected a folder with one run run-1 of site-1, got 2; name the folder of one of them"
+    assert capsys.readouterr().err == f"fedmend: review: {sentence}\n"
+    assert served == []
+
+
 def test_the_corrected_copy_is_exported(run, tmp_path, capsys):
     desk = Desk(run)
     desk.judge(desk.item(0, 1), ACCEPT, reviewer="AB")
