@@ -51,6 +51,8 @@ def _review(args: argparse.Namespace) -> None:
 def _dicom_seg(args: argparse.Namespace) -> None:
     from fedmend.review.dicom_seg import mask_on_series, write_dicom_seg
 
+    if args.out.resolve() == args.mask.resolve():
+        raise FedMendError("dicom-seg, argument out: expected another file than the mask, got the mask")
     mask = mask_on_series(args.mask, args.series, args.foreground)
     write_dicom_seg(args.series, mask, args.label, args.out)
     say(f"{args.out} written")

@@ -84,3 +84,12 @@ def test_a_mask_becomes_a_dicom_segmentation(monkeypatch, tmp_path, capsys):
     words = [tmp_path / "mask.nii.gz", tmp_path / "series", tmp_path / "out.dcm", "--label", "plaque"]
     assert call("dicom-seg", *words, "--foreground", 2) == 0
     assert written == [((tmp_path / "series", (tmp_path / "mask.nii.gz", 2), "plaque", tmp_path / "out.dcm"), {})]
+
+
+def test_a_segmentation_is_not_written_over_its_mask(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("fedmend.review.dicom_seg.mask_on_series", lambda mask, series, foreground: mask)
+    written = capture(monkeypatch, "fedmend.review.dicom_seg.write_dicom_seg")
+    mask = tmp_path / "mask.nii.gz"
+    assert call("dicom-seg", mask, tmp_path / "series", tmp_path / "." / "mask.nii.gz") == 1
+    assert "expected another file than the mask" in capsys.readouterr().err
+    assert not written
