@@ -65,6 +65,8 @@ def patients_of(
     if pattern is not None and 0 < known < len(named):
         lacking = len(named) - known
         lines.append(f"patients are taken from all paths, as {lacking} images have none in the table or list")
+    if pattern is not None and known == len(named):
+        lines.append("the table or list names all patients, so that --patient-from-path is not used")
     if others:
         lines.append(
             f"{others} ids differ from another one in case, leading zeros, the writing of a number or signs that look"

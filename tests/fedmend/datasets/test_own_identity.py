@@ -134,7 +134,10 @@ def test_patients_of_paths_are_not_mixed_with_those_of_a_column_that_lacks_some(
     assert keys == ["patient01", "patient01", "patient02", "patient02"]
     assert told == ["patients are taken from all paths, as 2 images have none in the table or list"]
     assert notes == {"patients": told[0]}
-    assert patients_of(["1", "1", "2", "2"], images, r"patient\d+", print) == (["1", "1", "2", "2"], {})
+    keys, notes = patients_of(["1", "1", "2", "2"], images, r"patient\d+", told.append)
+    assert keys == ["1", "1", "2", "2"]
+    assert told[1:] == ["the table or list names all patients, so that --patient-from-path is not used"]
+    assert notes == {"patients": told[1]}
     words = "a part of the path of every image whose patient the table or list names"
     with refused(f"argument patient_from_path: expected {words}, got none in 1; or name all patients in the column"):
         patients_of(["1", "", "2", ""], [*images[:2], "7.png", "8.png"], r"patient\d+", print)
