@@ -20,6 +20,7 @@ from fedmend.method import Site
 
 BINS = 1000
 LOGIT_RANGE = 10.0  # logits beyond +-10 (probabilities beyond 0.99995) share the outer bins
+ALL_BINS = np.arange(BINS)
 CENTRES = ((np.arange(BINS) + 0.5) / BINS * 2 - 1) * LOGIT_RANGE  # of the bins
 CALIBRATION_BINS = 15
 RESAMPLES = 500
@@ -121,10 +122,20 @@ def _auc(negatives: np.ndarray, positives: np.ndarray) -> np.ndarray:
     return (positives * (below + negatives / 2)).sum(-1) / (positives.sum(-1) * negatives.sum(-1))
 
 
-def _average_precision(negatives: np.ndarray, positives: np.ndarray) -> np.ndarray:
+def _spread(values: np.ndarray, bins: np.ndarray) -> np.ndarray:
+    """(..., BINS) of (..., F) values of F bins, 0 in the others: a sum of fractions depends on where they stand."""
+    if len(bins) == BINS:
+        return values
+    spread = np.zeros((*values.shape[:-1], BINS))
+    spread[..., bins] = values
+    return spread
+
+
+def _average_precision(negatives: np.ndarray, positives: np.ndarray, bins: np.ndarray) -> np.ndarray:
     true, false = np.cumsum(positives[..., ::-1], -1), np.cumsum(negatives[..., ::-1], -1)
     precision = true / np.maximum(true + false, 1)
-    return (positives[..., ::-1] * precision).sum(-1) / positives.sum(-1)
+    parts = _spread(positives[..., ::-1] * precision, BINS - 1 - bins[::-1])
+    return parts.sum(-1) / positives.sum(-1)
 
 
 def _balanced_accuracy(negatives: np.ndarray, positives: np.ndarray, cut: int) -> np.ndarray:
@@ -132,22 +143,27 @@ def _balanced_accuracy(negatives: np.ndarray, positives: np.ndarray, cut: int) -
     return (found / positives.sum(-1) + passed / negatives.sum(-1)) / 2
 
 
-def _calibration_error(negatives: np.ndarray, positives: np.ndarray, stretch: float) -> np.ndarray:
+def _calibration_error(
+    negatives: np.ndarray, positives: np.ndarray, stretch: float, bins: np.ndarray = ALL_BINS
+) -> np.ndarray:
     probability = 1 / (1 + np.exp(-stretch * CENTRES))
     starts = np.unique(np.searchsorted(probability, np.arange(CALIBRATION_BINS) / CALIBRATION_BINS))
     starts = starts[starts < BINS]  # some of the 15 have no bin of logits, where these are stretched much or little
     both = negatives + positives
-    gaps = np.add.reduceat(positives - both * probability, starts, axis=-1)
+    gaps = np.add.reduceat(_spread(positives - both * probability[bins], bins), starts, axis=-1)
     return np.abs(gaps).sum(-1) / both.sum(-1)
 
 
-def class_measures(counts: Iterable[np.ndarray], cut: int | None, stretch: float) -> dict[str, np.ndarray]:
+def class_measures(
+    counts: Iterable[np.ndarray], cut: int | None, stretch: float, bins: np.ndarray = ALL_BINS
+) -> dict[str, np.ndarray]:
     """All metrics of one class.
 
     Args:
-        counts: two histograms (..., BINS), of negatives and of positives.
+        counts: two histograms (..., F), of negatives and of positives.
         cut: first bin of the upper part for ``bacc_val``; None: without it.
         stretch: log-odds in a unit of the binned scores.
+        bins: (F,) the bins of the histograms, in order; all others are empty.
 
     Returns:
         auc, ap, bacc, ece and, with a cut, bacc_val → (...), see :func:`multilabel_metrics`.
@@ -155,33 +171,38 @@ def class_measures(counts: Iterable[np.ndarray], cut: int | None, stretch: float
     negatives, positives = counts
     found = {
         "auc": _auc(negatives, positives),
-        "ap": _average_precision(negatives, positives),
-        "bacc": _balanced_accuracy(negatives, positives, BINS // 2),
-        "ece": _calibration_error(negatives, positives, stretch),
+        "ap": _average_precision(negatives, positives, bins),
+        "bacc": _balanced_accuracy(negatives, positives, int(np.searchsorted(bins, BINS // 2))),
+        "ece": _calibration_error(negatives, positives, stretch, bins),
     }
-    return found if cut is None else found | {"bacc_val": _balanced_accuracy(negatives, positives, cut)}
+    if cut is not None:
+        found["bacc_val"] = _balanced_accuracy(negatives, positives, int(np.searchsorted(bins, cut)))
+    return found
 
 
-def best_cuts(counts: np.ndarray) -> list[int]:
+def best_cuts(counts: np.ndarray, bins: np.ndarray = ALL_BINS) -> list[int]:
     """Where scores begin to count as the class, so that balanced accuracy is highest.
 
     Args:
-        counts: (C, 2, BINS) int64, the sum over sites of the histograms of the validation split.
+        counts: (C, 2, F) int64, the sum over sites of the histograms of the validation split.
+        bins: (F,) the bins of the histograms, in order; all others are empty.
 
     Returns:
         First bin of the upper part, C numbers; of several that are best the middle one, and probability 0.5 for a class
         that has one label value only.
     """
-    cuts = []
-    for negatives, positives in counts:
-        if not (negatives.any() and positives.any()):
-            cuts.append(BINS // 2)
-            continue
-        passed = np.concatenate([[0], np.cumsum(negatives)]) * positives.sum()
-        missed = np.concatenate([[0], np.cumsum(positives)]) * negatives.sum()
-        best = np.flatnonzero(passed - missed == (passed - missed).max())
-        cuts.append(int(best[len(best) // 2]))
-    return cuts
+    negatives, positives = (np.pad(counts[:, i], ((0, 0), (1, 0))) for i in (0, 1))
+    passed = np.cumsum(negatives, -1) * positives.sum(-1, keepdims=True)
+    missed = np.cumsum(positives, -1) * negatives.sum(-1, keepdims=True)
+    first = np.concatenate([[0], bins + 1])  # between two of the bins, one threshold is as good as the other
+    width = np.diff(first, append=BINS + 1)
+    best = passed - missed == (passed - missed).max(-1, keepdims=True)
+    before = np.cumsum(best * width, -1)
+    middle = before[:, -1:] // 2
+    place = (before <= middle).sum(-1)
+    row = np.arange(len(counts))
+    cuts = first[place] + width[place] - (before[row, place] - middle[:, 0])
+    return np.where(counts.any(-1).all(-1), cuts, BINS // 2).tolist()
 
 
 def enough(counts: np.ndarray) -> np.ndarray:
@@ -244,7 +265,8 @@ def multilabel_intervals(
     rng, measured = np.random.default_rng(0), np.flatnonzero(counts.any(-1).all(-1)).tolist()
     cuts = _cuts(counts, chosen_on)
     with np.errstate(invalid="ignore"):  # 0 / 0 for such a class
-        rows = [class_measures(_resampled(counts[c], rng), cuts[c], stretch) for c in measured]
+        drawn = [(_resampled(counts[c], rng), cuts[c]) for c in measured]
+        rows = [class_measures(histograms, cut, stretch, bins) for (histograms, bins), cut in drawn]
     found = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = np.stack([row[name] for row in rows if name in row])
@@ -255,12 +277,14 @@ def multilabel_intervals(
     return found
 
 
-def _resampled(histograms: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(2, RESAMPLES, BINS) of (2, BINS): as many samples as before, drawn with replacement."""
-    drawn, filled = np.zeros((2, RESAMPLES, BINS), dtype=np.int64), np.nonzero(histograms)
-    total = histograms.sum()
-    drawn[filled[0], :, filled[1]] = rng.multinomial(total, histograms[filled] / total, size=RESAMPLES).T
-    return drawn
+def _resampled(histograms: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """(2, RESAMPLES, F) of (2, BINS): as many samples as before, drawn with replacement; and the F bins with any."""
+    bins, total = np.flatnonzero(histograms.any(0)), histograms.sum()
+    label, place = np.nonzero(histograms[:, bins])
+    drawn = np.zeros((2, RESAMPLES, len(bins)), dtype=np.int64)
+    shares = histograms[:, bins][label, place] / total
+    drawn[label, :, place] = rng.multinomial(total, shares, size=RESAMPLES).T
+    return drawn, bins
 
 
 def interval(values: np.ndarray) -> list[float]:
@@ -285,8 +309,9 @@ def multilabel_thresholds(counts: np.ndarray) -> dict[str, list]:
         if cut is None:
             bands.append(None)
             continue
-        drawn = _resampled(histograms, rng).swapaxes(0, 1)
-        ends = np.quantile(best_cuts(drawn[drawn.any(-1).all(-1)]), [0.025, 0.975], method="nearest")
+        drawn, bins = _resampled(histograms, rng)
+        both = drawn.swapaxes(0, 1)[drawn.any(-1).all(0)]
+        ends = np.quantile(best_cuts(both, bins), [0.025, 0.975], method="nearest")
         bands.append([_probability(int(end)) for end in ends])
     negatives, positives = counts.sum(-1).T.tolist()
     chosen = [None if cut is None else _probability(cut) for cut in cuts]

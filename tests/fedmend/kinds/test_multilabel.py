@@ -314,6 +314,13 @@ def test_nine_positives_or_negatives_choose_no_threshold(chosen_by):
     assert kind_of("multilabel").choosers(val).tolist() == [False, True]
 
 
+def test_of_thresholds_that_are_equally_good_on_both_sides_of_a_bin_the_middle_one_of_all_is_chosen():
+    val = np.zeros((2, 2, BINS), dtype=np.int64)
+    val[0, 0, [300, 500]], val[0, 1, [400, 600]] = [5, 5], [5, 5]  # 0.75 from 301 to 400 and from 501 to 600
+    val[1, 0, [300, 350]], val[1, 1, [350, 400]] = [5, 1], [1, 5]  # the same share of both at 350: 301 to 400
+    assert best_cuts(val) == [501, 351]
+
+
 def test_no_mean_of_balanced_accuracies_is_told_where_no_class_can_choose_a_threshold():
     counts = np.zeros((1, 2, BINS), dtype=np.int64)
     counts[0, 0, 300], counts[0, 1, 400] = 7, 7
@@ -405,7 +412,7 @@ def test_a_likelier_temperature_that_does_not_lower_the_calibration_error_is_not
 
 
 def test_a_threshold_is_not_sure_in_the_middle_95_percent_of_its_resamples(monkeypatch):
-    monkeypatch.setattr("fedmend.kinds.multilabel.best_cuts", lambda counts: list(range(len(counts))))
+    monkeypatch.setattr("fedmend.kinds.multilabel.best_cuts", lambda counts, *bins: list(range(len(counts))))
     counts = np.zeros((1, 2, BINS), dtype=np.int64)
     counts[0, 0, 400], counts[0, 1, 600] = 20, 20
     low, high = multilabel_thresholds(counts)["not_sure"][0]
