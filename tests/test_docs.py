@@ -9,6 +9,7 @@ from pathlib import Path
 from fl_components.cli import build_parser
 
 ROOT = Path(__file__).resolve().parents[1]
+PARSER = build_parser()
 PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("jobs/*/README.md"), *ROOT.glob("provisioning/*.md")]
 )
@@ -65,7 +66,7 @@ def commands(line: str) -> list[str]:
 
 def complaint(command: str) -> str:
     """What is wrong with the words of a command; "" if nothing is."""
-    parser, words = build_parser(), command.split()
+    parser, words = PARSER, command.split()
     while (known := below(parser)) and words and re.fullmatch(r"[a-z][a-z0-9-]*", words[0]):
         if words[0] not in known:
             return f"no command {words[0]!r}"
@@ -82,6 +83,7 @@ def variants(job: str) -> frozenset[str]:
     return frozenset(f.stem for f in [*ROOT.glob(f"jobs/{job}/variants/*.json"), *shared])
 
 
+@cache
 def jobs() -> list[str]:
     return sorted(f.parent.name for f in ROOT.glob("jobs/*/meta.json"))
 
@@ -138,7 +140,7 @@ def test_every_command_and_option_that_a_page_shows_exists():
         for line in code(page):
             found = [(command, complaint(command)) for command in commands(line)]
             if line.startswith("--"):  # an option by itself
-                unknown = set(OPTION.findall(line)) - options(build_parser()) - OF_OTHER_PROGRAMS
+                unknown = set(OPTION.findall(line)) - options(PARSER) - OF_OTHER_PROGRAMS
                 found += [(line, "no such option")] if unknown else []
             wrong += [f"{name(page)}: fedmend {command}: {why}" for command, why in found if why]
     assert not wrong
