@@ -1,7 +1,6 @@
 """The table of bad input in ``docs/review.md``: every row is brought about, and the page has what is then seen."""
 
 import contextlib
-import functools
 import html
 import re
 import shutil
@@ -78,9 +77,8 @@ def damaged_image(browser):
 
 def locked(browser):
     with pytest.MonkeyPatch.context() as patched:
-        connect = sqlite3.connect
-        patched.setattr(sqlite3, "connect", functools.partial(connect, timeout=0))
-        with contextlib.closing(connect(browser.desk.folder / LEDGER)) as other:
+        patched.setattr("fedmend.repairs.ledger.PATIENCE", 0)
+        with contextlib.closing(sqlite3.connect(browser.desk.folder / LEDGER)) as other:
             other.execute("BEGIN EXCLUSIVE")
             return browser.judge(0, ACCEPT)
 
@@ -113,7 +111,7 @@ ON_THE_PAGE = {
     "a note that is too long": lambda b: b.judge(0, ACCEPT, note="x" * 501),
     "an image that was deleted": deleted_image,
     "an image that is damaged": damaged_image,
-    "a run that writes for longer than five seconds": locked,
+    "a run that writes for longer than 30 seconds": locked,
     "the ledger is damaged while the page is open": damaged,
     "nothing was repaired, or all is judged": empty_queue,
 }
