@@ -127,7 +127,9 @@ class Ledger(ABC):
             what = "expected a file that can be opened and written"
             raise FedMendError(f"{self._where}: {what}, got: {e.strerror}") from None
         with self._transaction() as db:
-            db.executescript(_SCHEMA + _MARKS + people.SCHEMA)
+            new = not db.execute("SELECT 1 FROM sqlite_master").fetchone()
+            begin = "BEGIN IMMEDIATE;" if new else ""  # a new file is written at once, not table by table
+            db.executescript(begin + _SCHEMA + _MARKS + people.SCHEMA)
             known = dict(db.execute("SELECT key, value FROM about"))
             if known.get("fingerprint", fingerprint) != fingerprint:
                 raise FedMendError(
