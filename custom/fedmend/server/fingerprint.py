@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import metadata
 
 from fedmend.basics.files import sha256
@@ -46,6 +47,7 @@ def versions() -> dict[str, str]:
     return {name: _version(name) for name in PACKAGES}
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return metadata.version(package)

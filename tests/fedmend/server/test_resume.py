@@ -168,7 +168,7 @@ def test_another_run_under_the_same_name_is_refused_with_every_difference(tmp_pa
 
 def test_another_version_of_a_package_is_a_difference_and_may_be_allowed(tmp_path, monkeypatch):
     play(tmp_path, crashing(1))
-    monkeypatch.setattr(fingerprint.metadata, "version", lambda package: "9.9" if package == "torch" else "1")
+    monkeypatch.setattr(fingerprint, "_version", lambda package: "9.9" if package == "torch" else "1")
     again = play(tmp_path)
     assert 'torch: before "' in again.stopped
     assert '", now "9.9"' in again.stopped
