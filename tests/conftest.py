@@ -32,6 +32,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """Worker processes take the files in the order of the collection, not those with most tests first."""
+    if not config.option.slow:
+        os.fsync = lambda handle: None  # thousands of waits for the disk; no fast test cuts the power
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 
