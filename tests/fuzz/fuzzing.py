@@ -118,18 +118,18 @@ def is_sentence(words: str) -> bool:
 
 @contextlib.contextmanager
 def in_time() -> Iterator[None]:
-    """Ends what takes longer than :data:`LONGEST` with an error, as a hang has no other end."""
+    """Ends what computes for longer than :data:`LONGEST` with an error, as a hang has no other end."""
 
     def too_long(*_: object) -> None:
-        raise TimeoutError(f"expected an answer within {LONGEST} s")
+        raise TimeoutError(f"expected an answer within {LONGEST} s of computing")
 
-    before = signal.signal(signal.SIGALRM, too_long)
-    signal.setitimer(signal.ITIMER_REAL, LONGEST)
+    before = signal.signal(signal.SIGPROF, too_long)
+    signal.setitimer(signal.ITIMER_PROF, LONGEST)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _memory(word: str) -> int:

@@ -296,11 +296,11 @@ def test_names_of_any_kind_can_be_put_in_order():
 
 def test_neighbours_of_a_hundred_thousand_samples_are_quick():
     images = [f"s{i}.dcm" for i in range(100_000)]
-    started = time.perf_counter()
+    started = time.process_time()
     neighbours = Neighbours(table_of(images, [f"P{i % 2500}" for i in range(100_000)]))
     for sample in range(100):
         assert len(neighbours.of(sample)[0]) == 40
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 # ---- time -----------------------------------------------------------------------------------------------------------
