@@ -160,10 +160,11 @@ def test_the_ramp_takes_the_share_of_stage_2_that_it_has_in_the_paper(rounds, se
         ({}, []),
         ({"ramp_end": 3}, []),
         ({"ramp_end": 2}, ["ramp_end: expected a round after ramp_begin, 2, got 2: lambda does not rise"]),
+        ({"ramp_end": 0}, ["ramp_end: expected a round after ramp_begin, 2, got 0: lambda does not rise"]),
         ({"ramp_begin": 5}, ["ramp_end: expected a round after ramp_begin, 5, got 4: lambda does not rise"]),
         ({"warmup_rounds": 5}, []),  # one round of stage 2: nobody asked for a ramp
     ],
-    ids=["default", "rises", "end at the begin", "begin after the end", "no room"],
+    ids=["default", "rises", "end at the begin", "end at the start of the run", "begin after the end", "no room"],
 )
 def test_a_ramp_without_length_that_somebody_set_is_warned_of(tmp_path, caplog, settings, warned):
     play(tmp_path, **settings)  # 6 rounds: begin 2, end 2 + 39/90 * 4 = 3.73
