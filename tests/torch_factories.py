@@ -45,7 +45,7 @@ class TinyNetwork(nn.Module):
     def __init__(self, num_classes, seed=0):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # not of CUDA too, which takes a millisecond
+            torch.manual_seed(seed)
             self.norm = nn.BatchNorm1d(self.num_features)
             self.classifier = nn.Linear(self.num_features, num_classes)
 
@@ -62,7 +62,7 @@ class GroupNetwork(nn.Module):
     def __init__(self, num_classes, seed=0):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # not of CUDA too, which takes a millisecond
+            torch.manual_seed(seed)
             self.norm = nn.GroupNorm(1, self.num_features)
             self.classifier = nn.Linear(self.num_features, num_classes)
 

@@ -52,7 +52,7 @@ class MaskNetwork(nn.Module):
     def __init__(self, num_classes, seed=0):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # not of CUDA too, which takes a millisecond
+            torch.manual_seed(seed)
             self.hidden, self.classifier = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
         self.encoder = nn.ModuleList(nn.Identity() for _ in range(5))
 
