@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedmend.errors import FedMendError
 from fedmend.site.config import SiteConfig
-from fl_components.cli.common import run_folder, say
+from fl_components.cli.common import count, run_folder, say
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -16,7 +16,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     where.add_argument("--data", type=Path, help="folder of site folders on this machine, which are counted here")
     advise.add_argument(
         "--min-count",
-        type=int,
+        type=count,
         help=f"with --data: hold back counts of fewer samples, as a site does (default {SiteConfig.min_count})",
     )
     advise.add_argument(
@@ -31,8 +31,6 @@ def _advise(args: argparse.Namespace) -> None:
     from fedmend.records.run_folder import RUN
 
     minimum = SiteConfig.min_count if args.min_count is None else args.min_count
-    if minimum < 0:
-        raise FedMendError(f"advise: expected --min-count of at least 0, got {minimum}")
     if args.min_count is not None and args.data is None:
         raise FedMendError("advise: expected --min-count with --data; a site holds back by its own fedmend.json")
     if args.data is not None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fl_components.cli.common import given, say
+from fl_components.cli.common import count, given, say
 from fl_components.cli.jobs import run_folders
 
 
@@ -34,7 +34,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     wanted = check.add_mutually_exclusive_group()
     wanted.add_argument("--job", type=Path, help="job folder: checks classes, method and class policy against it")
     wanted.add_argument("--classes", default="", help="classes of the job, comma-separated (default: of site.json)")
-    check.add_argument("--max-unreadable", type=int, help="default: what the kit's fedmend.json says, or 0")
+    check.add_argument("--max-unreadable", type=count, help="default: what the kit's fedmend.json says, or 0")
     check.add_argument("--sheet", type=Path, help="PNG file to write: 24 training images as the network will see them")
     check.add_argument(
         "--policy", metavar="HASH", help="what fedmend policy --hash gave the lead: checks the kit's policy"

@@ -37,7 +37,7 @@ def job_arguments(
     )
     words = "override settings of the job"
     parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="NAME=VALUE", help=words)
-    parser.add_argument("--sites", type=int, default=0, help="number of sites (default: as the job says)")
+    parser.add_argument("--sites", type=count, default=0, help="number of sites (default: as the job says)")
 
 
 def job_changes(args: argparse.Namespace, **more: object) -> "Changes":
@@ -102,4 +102,11 @@ def count(text: str) -> int:
     """A whole number from 0 on, for :mod:`argparse`; a negative one would count from the end."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, got {text!r}")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on, for :mod:`argparse`."""
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
     return int(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmend.errors import FedMendError
-from fl_components.cli.common import given, job_arguments, say, seeds, site_settings
+from fl_components.cli.common import given, job_arguments, positive, say, seeds, site_settings
 
 PAPER = "paper"  # the main table and its levels, see fl_components.compare.job_tables
 
@@ -48,7 +48,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--data", metavar="DIR", help="site folders site-1, site-2, ... of fedmend prepare (default: the job's phantom)"
     )
     compare.add_argument("--seeds", type=seeds, default=[0, 1, 2], help="e.g. 0-4 or 0,1,2, the default")
-    compare.add_argument("--federations", type=_count, default=0, metavar="N", help="--seeds 0-(N-1) --vary data")
+    compare.add_argument("--federations", type=positive, default=0, metavar="N", help="--seeds 0-(N-1) --vary data")
     compare.add_argument(
         "--vary",
         type=_vary,
@@ -60,7 +60,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     site_settings(compare)
     compare.add_argument(
         "--processes",
-        type=int,
+        type=positive,
         default=0,
         help="runs at the same time (default 1; for the paper's table as many as cores and memory allow)",
     )
@@ -222,12 +222,6 @@ def _plan(args: argparse.Namespace, comparison: "Comparison", *, table: bool) ->
         how["processes"] = fitting_processes(trials)
     how["budget"] = Budget(args.budget, estimates(trials)) if limited else None
     return replace(comparison, rows=[row for row in comparison.rows if row not in without]), without, how
-
-
-def _count(text: str) -> int:
-    if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
-    return int(text)
 
 
 def _vary(text: str) -> int:

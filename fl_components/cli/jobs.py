@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fl_components.cli.common import gpus, job_arguments, job_changes, run_folder, say, seeds, site_settings
+from fl_components.cli.common import gpus, job_arguments, job_changes, positive, run_folder, say, seeds, site_settings
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -37,7 +37,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     simulate.add_argument("--local", action="store_true", help="without FLARE: the same numbers, faster")
     simulate.add_argument(
-        "--threads", type=int, help="sites that run at the same time (default: 1, with --local as many as cores)"
+        "--threads", type=positive, help="sites that run at the same time (default: 1, with --local as many as cores)"
     )
     simulate.add_argument(
         "--gpu",

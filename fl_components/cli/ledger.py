@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from fedmend.errors import FedMendError
 from fl_components.cli.common import count, say, subcommands
 
 
@@ -56,8 +57,11 @@ def _export(args: argparse.Namespace) -> None:
 
 
 def _undo(args: argparse.Namespace) -> None:
-    from fedmend.repairs.ledger import undo_file
+    from fedmend.repairs.ledger import ANY_RULE, read_history, undo_file
 
+    rules = {row["rule"] for row in read_history(args.ledger)}
+    if args.rule not in {ANY_RULE, *rules}:
+        raise FedMendError(f"ledger undo, rule: expected one of the ledger's, {sorted(rules)}, got {args.rule!r}")
     count = undo_file(args.ledger, rule=args.rule, from_round=args.from_round - 1)
     say(f"{count} repairs taken back; they stay in the history")
 

@@ -35,7 +35,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     evaluate.add_argument("--split", default="test", help="a split of its site.json (default: test)")
     evaluate.add_argument("--by", default="", metavar="COLUMNS", help="subgroups, e.g. sex,scanner,age:40,60")
     evaluate.add_argument(
-        "--min-count", type=int, default=5, help="fewest people behind a number of a subgroup (default: 5)"
+        "--min-count", type=count, default=5, help="fewest people behind a number of a subgroup (default: 5)"
     )
     evaluate.add_argument("--device", default="", help="cpu, cuda or cuda:1 (default: a GPU where there is one)")
     evaluate.add_argument("--out", type=Path, default=Path("evaluation"), help="folder for page and numbers")

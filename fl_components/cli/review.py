@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fl_components.cli.common import say
+from fl_components.cli.common import count, positive, say
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -17,7 +17,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     review.add_argument("--run", dest="run_name", help="name of the run (default: the newest)")
     review.add_argument("--site", help="name of the site, where the folder holds several")
     review.add_argument("--model", type=Path, help="package of the run, whose maps are shown (default: a kept one)")
-    review.add_argument("--port", type=int, default=0, help="port of the page (default: any free one)")
+    review.add_argument("--port", type=count, default=0, help="port of the page (default: any free one)")
     review.add_argument(
         "--export", type=Path, metavar="OUT", help="write corrected copies of the labels and a page to sign instead"
     )
@@ -28,7 +28,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     seg.add_argument("series", type=Path, help="folder of the DICOM series")
     seg.add_argument("out", type=Path, help="file to write")
     seg.add_argument("--label", default="lesion", help="name of the segment (default lesion)")
-    seg.add_argument("--foreground", type=int, default=1, help="value of the lesion in the mask (default 1)")
+    seg.add_argument("--foreground", type=positive, default=1, help="value of the lesion in the mask (default 1)")
     seg.set_defaults(run=_dicom_seg)
 
 

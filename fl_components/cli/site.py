@@ -8,14 +8,14 @@ from pathlib import Path
 
 from fedmend.basics.words import printable
 from fedmend.errors import FedMendError
-from fl_components.cli.common import say
+from fl_components.cli.common import positive, say
 
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Adds the commands."""
     register = commands.add_parser("register", help="what has left a site, answer by answer, and whether that is whole")
     register.add_argument("kit", type=Path, help="startup kit of the site")
-    register.add_argument("--last", type=int, default=50, help="newest answers to print (default 50)")
+    register.add_argument("--last", type=positive, default=50, help="newest answers to print (default 50)")
     register.add_argument("--noted", default="", metavar="HASH", help="a last hash that was printed earlier")
     register.set_defaults(run=_register)
 

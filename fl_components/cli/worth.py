@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmend.errors import FedMendError
-from fl_components.cli.common import say
+from fl_components.cli.common import positive, say
 
 if TYPE_CHECKING:
     from fedmend.package import Package
@@ -41,7 +41,8 @@ def _common(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--kit", type=Path, help="startup kit of the site, likewise")
     parser.add_argument("--site", help="name of the site, where the state holds several")
     parser.add_argument("--layers", choices=("head", "all"), default="all", help="layers to train (default all)")
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of further training, at most (default {EPOCHS})")
+    words = f"of further training, at most (default {EPOCHS})"
+    parser.add_argument("--epochs", type=positive, default=EPOCHS, help=words)
     parser.add_argument("--device", default="", help="cpu, cuda or cuda:1 (default: a GPU where there is one)")
 
 
@@ -81,8 +82,6 @@ def _at_home(args: argparse.Namespace, work: Callable[["Package", "Home"], None]
     from fedmend.worth.personal import settings_of
     from fl_components.cli.review import find_run
 
-    if args.epochs < 1:
-        raise FedMendError(f"--epochs: expected at least 1, got {args.epochs}")
     package, state = Package(args.package), None
     if args.state or args.kit:
         run_name = (package.info.get("provenance") or {}).get("run_name")

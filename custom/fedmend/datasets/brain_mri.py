@@ -19,7 +19,7 @@ from fedmend.basics.words import say
 from fedmend.data.csv_files import read_csv
 from fedmend.data.identity import one_path
 from fedmend.datasets import command_line
-from fedmend.datasets.checks import need, need_part
+from fedmend.datasets.checks import SHARES, need, need_part
 from fedmend.datasets.imperfections import annotated_classes, identified_classes
 from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
 from fedmend.datasets.samples import Samples, Say, Share, class_by_class, of_known
@@ -116,6 +116,8 @@ def prepare(
     """
     source, out = Path(source), Path(out)
     check_out(out, WHERE)
+    good, words = SHARES["train_per_site"]
+    need(good(train_per_site), f"{WHERE}, argument train_per_site", words, f"{train_per_site}")
     samples, test = _read(source, single=False)
     annotated = annotated_classes(sites, len(CLASSES), annotated_per_site, rule="one_each", seed=seed)
     parts = _parts(samples.labels, test, annotated, val_share, seed)

@@ -44,6 +44,11 @@ def test_the_training_slices_of_a_site_can_be_capped(brain, tmp_path):
     assert [len(tables[k].images) for k in ("train", "truth", "val", "test")] == [9, 9, 4, 4]
 
 
+def test_a_cap_below_one_slice_is_refused(brain, tmp_path):
+    with refused("brain-mri, argument train_per_site: expected None or at least 1, got -1"):
+        prepare(brain, tmp_path / "out", train_per_site=-1)
+
+
 def test_more_sites_can_annotate_two_tumours_each_and_some_of_them_be_noisy(brain, tmp_path):
     noise = SwapNoise(noisy_share=0.5, noise_low=1.0, noise_high=1.0)
     prepare(brain, tmp_path / "out", sites=4, annotated_per_site=2, val_share=0, noise=noise, seed=2)

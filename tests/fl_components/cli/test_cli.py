@@ -65,6 +65,11 @@ def test_an_option_of_several_words_may_be_given_again():
     assert [words for words, option in several if not isinstance(option, argparse._ExtendAction)] == []
 
 
+def test_only_datasets_and_phantoms_which_check_their_numbers_themselves_take_any_whole_number():
+    found = {words.split()[0] for words, option in options(build_parser()) if option.type is int}
+    assert found == {"init", "phantom", "prepare"}
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [

@@ -7,7 +7,7 @@ import pytest
 
 import fedmend
 import fl_components.cli
-from fl_components.cli.common import count, say
+from fl_components.cli.common import count, positive, say
 
 
 def test_a_line_that_is_said_neither_steers_the_terminal_nor_forges_another_line(capsys):
@@ -21,6 +21,14 @@ def test_a_count_is_a_whole_number_from_0_on(text):
     assert count("0") == 0
     with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number from 0 on"):
         count(text)
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number from 1 on"):
+        positive(text)
+
+
+def test_a_positive_number_starts_with_1():
+    assert positive("1") == 1
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number from 1 on, got '0'"):
+        positive("0")
 
 
 def test_no_command_prints_in_any_other_way():

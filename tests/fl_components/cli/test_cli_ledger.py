@@ -91,6 +91,12 @@ def test_one_rule_is_taken_back_alone(ledger, capsys):
     assert "second" in out
 
 
+def test_a_misspelt_rule_is_named_with_those_that_the_ledger_has(ledger, capsys):
+    assert call("ledger", "undo", ledger, "--rule", "frist") == 1
+    sentence = "ledger undo, rule: expected one of the ledger's, ['first', 'second'], got 'frist'"
+    assert capsys.readouterr().err == f"fedmend: {sentence}\n"
+
+
 def test_a_ledger_is_exported_whole(ledger, tmp_path, capsys):
     call("ledger", "undo", ledger, "--from-round", 2)
     assert call("ledger", "export", ledger, tmp_path / "out.csv") == 0
