@@ -1,9 +1,9 @@
 import json
-import resource
 
 import pytest
 import torch
 from fl_factories import JOB, Engine
+from full_disk import full_disk
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 
@@ -44,13 +44,8 @@ def test_a_model_that_does_not_fit_on_the_disk_is_an_error_of_the_system_and_kee
     persistor.save_model_file(str(file))
     content = file.read_bytes()
     assert torch.load(file, weights_only=True)["model"]["w"].tolist() == [0.0] * 9999
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            persistor.save_model_file(str(file))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(OSError, match="File too large"), full_disk(5_000):
+        persistor.save_model_file(str(file))
     assert [f.read_bytes() for f in tmp_path.iterdir()] == [content]
 
 

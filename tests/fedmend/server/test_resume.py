@@ -1,13 +1,14 @@
 """A job of the same run_name goes on where an earlier one stopped."""
 
+import contextlib
 import json
-import resource
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from federation_factories import Run, Script, failing, histograms, initial, plain_answers, same_models
+from full_disk import full_disk
 
 from fedmend.errors import FedMendError
 from fedmend.messages import CENSUS, EVALUATE, TRAIN
@@ -300,17 +301,14 @@ def test_a_run_killed_in_the_middle_of_a_line_leaves_the_same_records_in_the_end
 @pytest.mark.parametrize("full_in", [CENSUS, TRAIN, EVALUATE])
 def test_a_full_disk_at_the_server_is_one_sentence_and_the_run_goes_on_when_there_is_room(tmp_path, full_in):
     whole = play(tmp_path / "whole")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def filling(site, question, weights, task, evaluate):
         if question == full_in and task.round_num >= 1 - (full_in == CENSUS):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+            disk.enter_context(full_disk(0))
         return plain_answers(BOTH)(site, question, weights, task, evaluate)
 
-    try:
+    with contextlib.ExitStack() as disk:
         full = play(tmp_path / "full", filling)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert full.stopped == (
         "server: expected files that can be read and written, got: File too large; make room or mend the disk, and"
         " submit the job again"
