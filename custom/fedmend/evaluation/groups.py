@@ -2,7 +2,7 @@
 
 Groups of one column and the samples in none of them add up to the whole, which is told too. So a single small group
 that is held back would follow by subtraction: the smallest of the others is held back with it. It may also follow from
-another column whose groups are made of the same people.
+other columns whose groups are made of the same people.
 """
 
 import re
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import numpy as np
+from scipy.linalg import orth
 
 from fedmend.data.identity import is_missing, loose
 from fedmend.data.site import Split
@@ -132,8 +133,8 @@ def held_back(
     told: bool,
 ) -> list[np.ndarray]:
     """Which numbers of the groups of some columns stay behind, so that none describes, or by subtraction gives away, 1
-    to ``fewest`` - 1 people, neither from one column nor from two: of two columns, such as vendor and scanner, a group
-    of one may be made of groups of the other.
+    to ``fewest`` - 1 people, neither from one column nor from several: of two columns, such as vendor and scanner, a
+    group of one may be made of groups of the other.
 
     Args:
         split: of a site.
@@ -158,13 +159,11 @@ def held_back(
         hidden = np.zeros((groups + 1, labels.shape[1]), dtype=bool)
         hidden[groups] = not told
         found.append(complete(place, hidden))
-    pairs = list(combinations(range(len(columns)), 2))
+    places = [place for place, _ in columns]
     while True:
         before = [hidden.copy() for hidden in found]
-        for a, b in pairs:
-            places = [columns[a][0], columns[b][0]]
-            _part(everybody, places, [found[a], found[b]], fewest, whole=True)
-            _part(by_class, places, [found[a], found[b]], fewest, whole=False)
+        _part(everybody, places, found, fewest, whole=True)
+        _part(by_class, places, found, fewest, whole=False)
         found = [complete(place, hidden) for (place, _), hidden in zip(columns, found, strict=True)]
         if all(np.array_equal(*pair) for pair in zip(before, found, strict=True)):
             return found
@@ -229,7 +228,7 @@ def _hide(numbers: np.ndarray, line: np.ndarray, left: np.ndarray, fewest: int) 
 def _part(
     cells: _Cells, places: Sequence[np.ndarray], hidden: Sequence[np.ndarray], fewest: int, *, whole: bool
 ) -> None:
-    """Hides groups of two columns, in place, until none of the parts into which they divide each other is small and
+    """Hides groups of the columns, in place, until none of the parts into which they divide each other is small and
     follows from what is told. ``whole``: a group is hidden with all of its classes."""
     for c in range(cells.labels.shape[1]):
         # Of a class views, which are changed in place.
@@ -240,7 +239,9 @@ def _part(
             while _small_part(where, lines, persons, fewest):
                 sizes = [np.bincount(place, minlength=len(line)) for place, line in zip(where, lines, strict=True)]
                 told = [
-                    (sizes[i][g], i, g) for i in (0, 1) for g in np.flatnonzero(~lines[i] & (sizes[i] > 0)).tolist()
+                    (size[g], i, g)
+                    for i, (size, line) in enumerate(zip(sizes, lines, strict=True))
+                    for g in np.flatnonzero(~line & (size > 0)).tolist()
                 ]
                 if not told:
                     break
@@ -263,13 +264,36 @@ def _less(lines: Sequence[np.ndarray], column: int, group: int) -> list[np.ndarr
 
 
 def _small_part(places: Sequence[np.ndarray], lines: Sequence[np.ndarray], persons: np.ndarray, fewest: int) -> bool:
-    """Whether a part of few people follows from what two columns tell. What is hidden of a column is one rest, whose
-    sum follows from the whole; a part follows if it is in the span of all sums."""
-    rows, columns = (np.where(line[place], len(line), place) for line, place in zip(lines, places, strict=True))
-    keys, of = np.unique(rows * (len(lines[1]) + 1) + columns, return_inverse=True)
-    parts = np.divmod(keys, len(lines[1]) + 1)
-    sums = np.concatenate([part == np.unique(part)[:, None] for part in parts])
-    follows = np.diag(np.linalg.pinv(sums.astype(float)) @ sums) > 1 - 1e-6
-    # Alone, or together as what a group has besides them.
-    known = [*np.eye(len(keys), dtype=bool)[follows], *(sums & ~follows)]
-    return any(0 < len(np.unique(persons[one[of]])) < fewest for one in known)
+    """Whether a part of few people follows from what the columns tell together. What is hidden of a column is one rest,
+    whose sum follows from the whole; a part, those whom groups of two or more columns have in common, follows if it is
+    in the span of all sums."""
+    if len(lines) < 2 or not len(persons):
+        return False
+    shown = np.stack([np.where(line[place], len(line), place) for line, place in zip(lines, places, strict=True)])
+    cells, of = _different(shown)
+    span = orth(np.concatenate([_indicators(row) for row in cells]).T.astype(float)).T
+    for count in range(2, len(cells) + 1):
+        for chosen in map(list, combinations(range(len(cells)), count)):
+            parts, into = _different(cells[chosen])
+            # A part is in the span if its projection is as long as itself.
+            inside = np.stack([np.bincount(into, weights) for weights in span])
+            follows = (inside**2).sum(axis=0) > np.bincount(into) - 1e-6
+            people = np.bincount(_different(np.stack([into[of], persons]))[0][0])
+            if np.any(follows & (people < fewest)):
+                return True
+            # What a group has besides the parts that follow.
+            besides = (groups & ~follows for row in parts for groups in _indicators(row))
+            if any(0 < len(np.unique(persons[one[into[of]]])) < fewest for one in besides):
+                return True
+    return False
+
+
+def _different(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different columns (K, N) of a matrix (K, M), and (M,) which of them each one is."""
+    found, of = np.unique(columns, axis=1, return_inverse=True)
+    return found, of.ravel()
+
+
+def _indicators(row: np.ndarray) -> np.ndarray:
+    """(G, N) bool, one line for each value of (N,)."""
+    return row == np.unique(row)[:, None]

@@ -145,6 +145,12 @@ def test_a_small_group_does_not_follow_from_another_column_that_divides_the_same
     assert together(scanner, vendor) == together(vendor, scanner)[::-1] == [[False, False, True, False], [True, True]]
 
 
+def test_a_third_column_does_not_hide_what_two_others_tell():
+    scanner, vendor = [0] * 20 + [1] * 3 + [2] * 9 + [3] * 8, [0] * 23 + [1] * 17
+    sex = [0] * 10 + [1] * 10 + [0, 1, 0] + [0] * 9 + [1] * 8
+    assert together(scanner, vendor, sex) == [[False, False, True, False], [True, True], [True, True]]
+
+
 def test_what_two_columns_leave_of_the_whole_is_not_small():
     # Nobody is in the one group of both columns, and 3 people are in neither.
     places = [[0] * 12 + [1] * 15, [1] * 12 + [0] * 12 + [1] * 3]
@@ -189,3 +195,13 @@ def test_two_small_parts_do_not_follow_as_what_a_group_has_besides_a_known_one()
     # 20 people are in the first group of both columns, 2 and 2 in the others of the first one: 24 less 20 are 4.
     one, other = [0] * 24 + [1] * 40, [0] * 20 + [1] * 2 + [2] * 2 + [1] * 20 + [2] * 20
     assert together(one, other) == [[True, True], [False, False, True]]
+
+
+def test_a_small_part_does_not_follow_from_three_columns_of_which_no_two_tell_it():
+    # Four parts: 2 people in the first group of all columns, and 10, 11 and 12 in that of one. The three first groups,
+    # less everybody, are twice the 2.
+    parts = [(0, 0, 0)] * 2 + [(0, 1, 1)] * 10 + [(1, 0, 1)] * 11 + [(1, 1, 0)] * 12
+    one, two, three = np.array(parts).T.tolist()
+    for places in ((one, two), (one, three), (two, three)):
+        assert together(*places) == [[True, True]] * 2
+    assert together(one, two, three) == [[False, False], [True, True], [True, True]]
