@@ -19,7 +19,7 @@ from fedmend.basics.words import say
 from fedmend.data.identity import canonical, loose, matched
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import MOST_CLASSES, class_arguments, class_names, column_names, labels_of, open_table
-from fedmend.datasets.own_dicom_choice import KEPT, chosen, is_nobody, once, patients_of, tell
+from fedmend.datasets.own_dicom_choice import KEPT, chosen, is_nobody, once, patients_of, studies_of, tell
 from fedmend.datasets.own_dicom_files import KEYS, DicomImage, find_images
 from fedmend.datasets.own_labels import class_columns
 from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, per_study_argument, write_own_site
@@ -28,7 +28,7 @@ from fedmend.datasets.site_folders import check_empty
 from fedmend.errors import FedMendError
 
 SOURCE = "own DICOM files"
-TABLE, STUDY_UID = "images.csv", "StudyInstanceUID"
+TABLE = "images.csv"
 FRONT = ("image", "patient", "study", "series", "slice", "modality")  # columns of the table before those of classes
 
 
@@ -73,7 +73,8 @@ def prepare(
     if labels is None:
         images = chosen(_found(source, processes, say), say, keep=keep, modalities=modalities)
         tell(images, say)
-        _write_table(out, images, patients_of(images, say), classes)
+        units = patients_of(images, say)
+        _write_table(out, images, units, studies_of(images, units, say), classes)
         say(f"fill in {out / TABLE}, then:")
         words = ["fedmend", "prepare", "csv", str(out / TABLE), "SITE_FOLDER", "--images", str(source)]
         say(f"{shlex.join(words)} --classes ...")
@@ -125,8 +126,8 @@ def labelled_images(
     units = patients_of(images, say)
     numbers = _numbers(units)
     cells = [
-        (number, {"image": image.image, "patient": numbers.get(unit, ""), "study": image.keys[STUDY_UID], **shown})
-        for (image, (number, shown)), unit in zip(pairs, units, strict=True)
+        (number, {"image": image.image, "patient": numbers.get(unit, ""), "study": study, **shown})
+        for (image, (number, shown)), unit, study in zip(pairs, units, studies_of(images, units, say), strict=True)
     ]
     header = ["image", "patient", "study", *(name for name in header if name not in (*KEYS, *FRONT))]
     return header, cells, [unit.partition(" ")[0] or "image" for unit in units]
@@ -148,17 +149,18 @@ def _numbers(values: Iterable[str], letter: str = "p") -> dict[str, str]:
     return {value: f"{letter}{n}" for n, value in enumerate(dict.fromkeys(v for v in values if v), 1)}
 
 
-def _write_table(out: Path, images: Sequence[DicomImage], units: Sequence[str], classes: Sequence[str]) -> None:
+def _write_table(
+    out: Path, images: Sequence[DicomImage], units: Sequence[str], exams: Sequence[str], classes: Sequence[str]
+) -> None:
     good = len(classes) <= MOST_CLASSES and not set(classes) & set(FRONT)
     need(good, "argument classes", f"at most {MOST_CLASSES} names other than {list(FRONT)}", "others")
-    patients = _numbers(units)
-    studies, groups = (_numbers((i.keys[name] for i in images), "") for name in ("StudyInstanceUID", KEYS[1]))
+    patients, studies, groups = _numbers(units), _numbers(exams, ""), _numbers((i.keys[KEYS[1]] for i in images), "")
     place: Counter = Counter()
     with whole_folder(out.resolve()) as folder, open(folder / TABLE, "w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow([*FRONT, *classes])
-        for image, unit in zip(images, units, strict=True):
-            study, series = studies.get(image.keys["StudyInstanceUID"], ""), groups.get(image.keys[KEYS[1]], "")
+        for image, unit, exam in zip(images, units, exams, strict=True):
+            study, series = studies.get(exam, ""), groups.get(image.keys[KEYS[1]], "")
             place[study, series] += 1
             row = [image.image, patients.get(unit, ""), study, series, place[study, series]]
             writer.writerow([*row, image.modality, *[""] * len(classes)])

@@ -167,3 +167,22 @@ def patients_of(images: Sequence[DicomImage], say: Say) -> list[str]:
 def is_nobody(key: str) -> bool:
     """Whether a PatientID is blank, or a word that de-identification writes for everybody."""
     return is_missing(key) or _NOBODY.fullmatch(re.sub(r"[\W_]+", " ", loose(key)).strip() or "x") is not None
+
+
+def studies_of(images: Sequence[DicomImage], units: Sequence[str], say: Say) -> list[str]:
+    """What study each image is of: its StudyInstanceUID, and whose, where several patients have the same; blank where
+    the header names none. Some archives give all studies one UID.
+
+    Args:
+        images: N of them.
+        units: of :func:`patients_of`.
+        say: called with one line of text at a time.
+    """
+    uids = [image.keys["StudyInstanceUID"] for image in images]
+    whose: dict[str, set[str]] = {}
+    for uid, unit in zip(uids, units, strict=True):
+        whose.setdefault(uid, set()).add(unit)
+    shared = {uid for uid, several in whose.items() if uid and len(several) > 1}
+    if shared:
+        say(f"warning: {len(shared)} StudyInstanceUIDs are of several patients; each is a study for each of them")
+    return [f"{uid} {unit}" if uid in shared else uid for uid, unit in zip(uids, units, strict=True)]

@@ -335,6 +335,25 @@ def test_labels_of_images_that_differ_within_a_study_are_none_of_the_study(studi
     assert not (tmp_path / "site").exists()
 
 
+def test_a_study_uid_that_several_patients_share_is_one_study_for_each_of_them(tmp_path):
+    for patient in range(1, 5):
+        for number in (1, 2, 3):
+            name, same = f"{patient}/{number}", "1.2.3" if patient < 3 else f"1.2.{patient}"
+            place(tmp_path / "export", name, patient=patient, height=number, number=number, StudyInstanceUID=same)
+    (tmp_path / "labels.csv").write_text("AccessionNumber,edema\nA11,1\nA21,0\nA31,1\nA41,0\n")
+    lines, choices = [], replace(CHOICES, per_study=True)
+    how = {"labels": tmp_path / "labels.csv", "choices": choices, "progress": lines.append}
+    prepare(tmp_path / "export", tmp_path / "site", **how)
+    assert "warning: 1 StudyInstanceUIDs are of several patients; each is a study for each of them" in lines
+    card = load_card(tmp_path / "site", "site-1")
+    tables = [load_table(card, name, card.classes) for name in card.splits.values()]
+    found = {t.slices[i]: int(t.labels[i, 0]) for t in tables for i in range(len(t.images))}
+    assert found == {tuple(f"{p}/{n}" for n in (1, 2, 3)): p % 2 for p in range(1, 5)}
+    prepare(tmp_path / "export", tmp_path / "out", classes=("edema",), choices=choices)
+    rows = [(row["patient"], row["study"], row["slice"]) for row in table_of(tmp_path / "out")]
+    assert rows == [(f"p{p}", f"{p}", f"{n}") for p in range(1, 5) for n in (1, 2, 3)]
+
+
 def test_without_patients_studies_stay_whole_and_the_card_says_so(studies, tmp_path):
     rows = [f"{study}/{number},s{study},{study % 2}\n" for study in range(1, 5) for number in (1, 2, 3)]
     (tmp_path / "labels.csv").write_text("image,study,edema\n" + "".join(rows))
