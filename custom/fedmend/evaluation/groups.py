@@ -21,6 +21,7 @@ from fedmend.errors import FedMendError
 from fedmend.evaluation.held_out import labels_of, persons_of
 
 MOST_GROUPS = 20  # of a column
+MOST_COLUMNS = 6  # what they tell together is looked at for every choice among them
 REST = "not given"  # a blank, or what is in no group
 AGE = re.compile(r"(\d{1,3})([DWMY])", re.IGNORECASE)  # DICOM's value representation AS, as people copy it
 A_YEAR = {"D": 365.25, "W": 365.25 / 7, "M": 12, "Y": 1}
@@ -145,7 +146,12 @@ def held_back(
 
     Returns:
         (G + 1, C) bool of each column, the last row for those in none.
+
+    Raises:
+        FedMendError: more columns than can be looked at together.
     """
+    if len(columns) > MOST_COLUMNS:
+        raise FedMendError(f"subgroups: expected at most {MOST_COLUMNS} columns, got {len(columns)}")
     labels, persons = labels_of(split), persons_of(split)
     # Of everybody, as one class, and of each class those with it and those without it.
     everybody, by_class = _Cells(np.zeros((len(labels), 1)), persons, (0,)), _Cells(labels, persons, (0, 1))

@@ -151,6 +151,12 @@ def test_a_third_column_does_not_hide_what_two_others_tell():
     assert together(scanner, vendor, sex) == [[False, False, True, False], [True, True], [True, True]]
 
 
+def test_more_columns_than_can_be_looked_at_together_are_refused():
+    assert together(*[[0] * 9 + [1] * 9] * 6) == [[True, True]] * 6
+    with refused("subgroups: expected at most 6 columns, got 7"):
+        together(*[[0] * 9 + [1] * 9] * 7)
+
+
 def test_what_two_columns_leave_of_the_whole_is_not_small():
     # Nobody is in the one group of both columns, and 3 people are in neither.
     places = [[0] * 12 + [1] * 15, [1] * 12 + [0] * 12 + [1] * 3]
