@@ -22,6 +22,7 @@ from fedmend.errors import FedMendError
 
 PHANTOM_FORMAT = 6  # raise it when a generator or a converter changes what it writes
 MOST_IMAGES, MOST_BYTES = 200_000, 20_000_000_000  # no phantom needs as many; a job must not keep a site busy for days
+LEAST = {"seed": 0, "images": 1, "sites": 1, "pixels": 32, "depth": 12, "slices_per_patient": 8}  # of every generator
 SOURCE = "PHANTOM: synthetic images, no patient was examined"
 # Training splits of a phantom stay as they are: a validation split that is drawn by class would change them.
 AS_EVER: Mapping[str, Any] = {"stratified": False, "source_name": SOURCE}
@@ -91,15 +92,20 @@ def phantom_spec(given: Mapping[str, Any]) -> PhantomSpec:
     if unknown := sorted(set(given) - takes):
         raise FedMendError(f"job variable phantom: expected the fields {sorted(takes)}, got {unknown[0]!r:.40}")
     spec = phantoms()[dataset](**given)
-    for name in ("images", "sites", "pixels", "depth", "slices_per_patient"):
-        value = getattr(spec, name, 1)
-        if type(value) is not int:
-            raise FedMendError(f"job variable phantom.{name}: expected a whole number, got {value!r:.40}")
-    if max(spec.images, spec.sites) > MOST_IMAGES or spec.bytes_needed > MOST_BYTES:
-        raise FedMendError(
-            f"job variable phantom: expected at most {MOST_IMAGES} images and {MOST_BYTES // 10**9} GB, got more"
-        )
+    _check(spec, "job variable phantom")
     return spec
+
+
+def _check(spec: PhantomSpec, what: str) -> None:
+    """Refuses numbers that no phantom has; ``what`` gave them."""
+    for name, least in LEAST.items():
+        value = getattr(spec, name, least)
+        if type(value) is not int:
+            raise FedMendError(f"{what}.{name}: expected a whole number, got {value!r:.40}")
+        if value < least:
+            raise FedMendError(f"{what}.{name}: expected at least {least}, got {value!r:.40}")
+    if max(spec.images, spec.sites) > MOST_IMAGES or spec.bytes_needed > MOST_BYTES:
+        raise FedMendError(f"{what}: expected at most {MOST_IMAGES} images and {MOST_BYTES // 10**9} GB, got more")
 
 
 def add_arguments(parser: ArgumentParser, *, images: int, pixels: int) -> None:
@@ -119,6 +125,7 @@ def make_phantom(out: Path, spec: PhantomSpec, progress: Callable[[str], object]
     if _written(out):  # what is there would be mixed with the new pictures
         words = "a folder without download and site folders, got one that has them"
         raise FedMendError(f"phantom: argument out: expected {words}")
+    _check(spec, "phantom")
     try:
         spec.write(out, progress)
     except BaseException as e:

@@ -131,6 +131,24 @@ def test_a_phantom_that_cannot_be_made_is_blamed_on_the_phantom_and_not_on_a_sit
         make_phantom(tmp_path, few)
 
 
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        ({"pixels": 31}, ".pixels: expected at least 32, got 31"),
+        ({"seed": -1}, ".seed: expected at least 0, got -1"),
+        ({"sites": 0}, ".sites: expected at least 1, got 0"),
+        ({"images": 200_001}, ": expected at most 200000 images and 20 GB, got more"),
+        ({"pixels": 100_000}, ": expected at most 200000 images and 20 GB, got more"),
+    ],
+)
+def test_numbers_that_no_phantom_has_are_named_as_people_give_them(tmp_path, given, got):
+    with refused(f"phantom{got}"):
+        make_phantom(tmp_path, dataclasses.replace(SMALL, **given))
+    with refused(f"job variable phantom{got}"):
+        phantom_spec({"dataset": "ich", **given})
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("left", ["site-1", "download"])
 def test_a_phantom_is_never_made_over_another(tmp_path, monkeypatch, left):
     monkeypatch.setattr(MissingClassPhantom, "write", lambda *a: pytest.fail("overwrites the images"))
