@@ -22,6 +22,7 @@ _LABELS = [["L", "R"], ["P", "A"], ["I", "S"]]
 SEEN, AXIAL = "PLS", "PRS"
 _ON_BLACK = "Image.alpha_composite(Image.new('RGBA', image.size, (0, 0, 0, 255)), image.convert('RGBA'))"
 _REFUSE = "(_ for _ in ()).throw(ValueError('{}'))"
+_NONE = "'dataset_dir: expected files that end in ' + ', '.join(@suffixes) + ', got none'"
 _PLAIN_DICOM = " and ".join(
     (
         "h.get('PhotometricInterpretation') == 'MONOCHROME2'",
@@ -65,7 +66,7 @@ def inference(package: OpenedPackage) -> dict[str, Any]:
         **network_definition(package.info["network"]["name"], len(package.classes)),
         "network": f"$@network_def.to(@device{_memory(package)})",
         "files": "$sorted(f for f in glob.glob(os.path.join(@dataset_dir, '**'), recursive=True) if os.path.isfile(f)"
-        " and f.lower().endswith(tuple(@suffixes)))",
+        f" and f.lower().endswith(tuple(@suffixes))) or (_ for _ in ()).throw(ValueError({_NONE}))",
         **(_of_masks(package) if package.kind == SEGMENTATION else _of_labels(package)),
         "evaluator": {
             "_target_": "SupervisedEvaluator",

@@ -263,7 +263,8 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
             yield Item(name, name, files=(name,))
         return
     if IMAGE in kinds and modality and found and found != modality and not {found, modality} <= FILMS:
-        raise FedMendError(f"predict: expected images of modality {modality}, as the model was trained on, got {found}")
+        words = f"expected images of modality {modality}, as the model was trained on"
+        raise FedMendError(f"predict: {words}, got {found} in {name}")
     if volumes:
         series = word_of(header, SERIES) if frames == 1 else ""
         if series and not UID.fullmatch(series):  # it names files, and a header may say e.g. ../other.nii.gz

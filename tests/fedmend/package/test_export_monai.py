@@ -246,6 +246,18 @@ def test_a_slice_that_monai_would_read_otherwise_is_refused(tmp_path, change):
 
 
 @pytest.mark.slow
+def test_a_folder_without_a_file_that_the_bundle_takes_is_refused(tmp_path):
+    from monai.bundle import ConfigParser
+
+    make_dicom(tmp_path / "IM000001", np.ones((40, 44)), Modality="CT", RescaleIntercept=-1000, **PLAIN)
+    parser = ConfigParser({**inference(make_package(tmp_path)), "dataset_dir": str(tmp_path)})
+    with pytest.raises(RuntimeError) as refusal:
+        parser.get_parsed_content("files")
+    wanted = ".png, .jpg, .jpeg, .nii, .nii.gz, .dcm"
+    assert str(refusal.value.__cause__) == f"dataset_dir: expected files that end in {wanted}, got none"
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "brain_mri").is_dir(), reason="real images are not here")
 def test_probabilities_of_real_images_are_those_of_predict(tmp_path):
     (tmp_path / "in").mkdir()

@@ -409,7 +409,8 @@ def test_a_series_of_another_modality_is_refused(tmp_path, source):
     slices(tmp_path / "in", 2)
     make_dicom(tmp_path / "in" / "9.dcm", np.zeros((8, 8)), Modality="MR")
     (tmp_path / "list.csv").write_text("image\nin/0.dcm\nin/9.dcm\n")
-    with refused("predict: expected images of modality CT, as the model was trained on, got MR"):
+    name = "in/9.dcm" if source == "list.csv" else "9.dcm"
+    with refused(f"predict: expected images of modality CT, as the model was trained on, got MR in {name}"):
         package(tmp_path).predict(tmp_path / source, tmp_path / "out")
     assert package(tmp_path, modality="").predict(tmp_path / source, tmp_path / "out").images in (2, 3)
 

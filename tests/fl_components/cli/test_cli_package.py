@@ -41,7 +41,7 @@ def test_predictions_of_all_images_end_with_0_of_some_with_3_and_of_none_with_1(
     assert main(["predict", str(package), str(tmp_path / "empty"), str(tmp_path / "out3")]) == 1
     make_dicom(tmp_path / "mr" / "1.dcm", np.zeros((8, 8)), Modality="MR")
     assert main(["predict", str(package), str(tmp_path / "mr"), str(tmp_path / "out4")]) == 1
-    assert "expected images of modality CT, as the model was trained on, got MR" in capsys.readouterr().err
+    assert "expected images of modality CT, as the model was trained on, got MR in 1.dcm" in capsys.readouterr().err
 
 
 def test_a_package_is_exported_once(package, tmp_path, capsys):
