@@ -1,8 +1,8 @@
 """What people decide about labels: rows of the ledger that no rule, no repeated round and no ``undo`` takes back.
 
-A verdict is about one label (in masks: the marks of one class in one slice). It is never changed or deleted; of several
-about the same label the latest counts, so that taking one back is a further row. Every row has a random name, by which
-the ledgers of several runs on the same data take them over from each other.
+A verdict is about one label (in masks: the pixels of one class in one slice that a person saw changed). It is never
+changed or deleted; of several about the same label, or pixel, the latest counts, and taking it back is a further row.
+Every row has a random name, by which the ledgers of several runs on the same data take them over from each other.
 """
 
 import re
@@ -42,8 +42,8 @@ class Verdict:
         sample: sample number.
         label_class: class number; of data with one label per sample that of the label that the word is about.
         word: ``accept`` fixes the label ``value``; ``reject`` forbids it, and the original counts; ``relabel`` fixes
-            the label ``value``, which is another one; ``unsure`` leaves open what is right, and ``withdraw`` whether
-            anybody has looked.
+            the label ``value``, which is another one; ``unsure`` leaves open what is right, and ``withdraw`` takes the
+            last verdict about the same label back, so that the one before it counts again.
         old: the original label, -1 where there was none; of masks voxels of the class.
         value: label 0 or 1; of masks voxels of the class.
         rule: of the repair that was judged; empty: an original label was.
@@ -104,24 +104,48 @@ def all_verdicts(db: sqlite3.Connection) -> list[Verdict]:
     ledger of an earlier version."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'verdicts'").fetchone():
         return []
-    rows = db.execute(f"SELECT {', '.join(_COLUMNS)} FROM verdicts ORDER BY made, name")
+    return _selected(db, "TRUE", ())
+
+
+def _selected(db: sqlite3.Connection, condition: str, values: Sequence[int]) -> list[Verdict]:
+    """Rows that meet a condition, in the order in which they count."""
+    rows = db.execute(f"SELECT {', '.join(_COLUMNS)} FROM verdicts WHERE {condition} ORDER BY made, name", values)
     return [Verdict(*row) for row in rows]
 
 
-def latest(verdicts: Iterable[Verdict], *, one_label: bool) -> dict[tuple[int, int], Verdict]:
-    """Key of a label → its last verdict, also one that takes another back.
+def counting(verdicts: Iterable[Verdict], *, one_label: bool) -> list[Verdict]:
+    """The verdicts that nobody has taken back, in their order, and none that takes another back.
 
     Args:
         verdicts: in the order in which they count.
         one_label: see :func:`key_of`.
     """
-    return {key_of(v, one_label=one_label): v for v in verdicts}
+    found: dict[tuple[int, int], list[Verdict]] = {}
+    every = list(verdicts)
+    for v in every:
+        about = found.setdefault(key_of(v, one_label=one_label), [])
+        if v.word != WITHDRAW:
+            about.append(v)
+        elif about:
+            about.pop()
+    kept = {v.name for about in found.values() for v in about}
+    return [v for v in every if v.name in kept]
+
+
+def latest(verdicts: Iterable[Verdict], *, one_label: bool) -> dict[tuple[int, int], Verdict]:
+    """Key of a label → its last verdict that nobody has taken back.
+
+    Args:
+        verdicts: in the order in which they count.
+        one_label: see :func:`key_of`.
+    """
+    return {key_of(v, one_label=one_label): v for v in counting(verdicts, one_label=one_label)}
 
 
 def refusals(verdicts: Iterable[Verdict], *, one_label: bool) -> list[Verdict]:
     """The rejections that hold: those of a label after which nobody said anything else about it."""
     found: dict[tuple[int, int], list[Verdict]] = {}
-    for v in verdicts:
+    for v in counting(verdicts, one_label=one_label):
         before = found.get(key_of(v, one_label=one_label), [])
         found[key_of(v, one_label=one_label)] = [*before, v] if v.word == REJECT else []
     return [v for several in found.values() for v in several]
@@ -149,12 +173,10 @@ def add(db: sqlite3.Connection, verdict: Verdict, *, seen: str, one_label: bool)
     """
     check_verdict(verdict)
     chosen = "sample = ?" if one_label else "sample = ? AND label_class = ?"
-    before = db.execute(
-        f"SELECT name, reviewer FROM verdicts WHERE {chosen} ORDER BY made DESC, name DESC LIMIT 1",
-        (verdict.sample,) if one_label else (verdict.sample, verdict.label_class),
-    ).fetchone()
-    if (before[0] if before else "") != seen:
-        who = before[1] if before else "nobody"
+    said = _selected(db, chosen, (verdict.sample,) if one_label else (verdict.sample, verdict.label_class))
+    before = next(reversed(counting(said, one_label=one_label)), None)
+    if (before.name if before else "") != seen:
+        who = before.reviewer if before else "nobody"
         raise JudgedMeanwhile(f"verdict: expected a label as it was shown, {who} was the last to judge it; look again")
     (last,) = db.execute("SELECT MAX(made) FROM verdicts").fetchone()
     now = datetime.now(UTC)

@@ -55,7 +55,7 @@ class Item:
         confidence: the rule's own measure; of an original label the model's probability.
         doubt: the final model's probability that the label is wrong; of masks the mean of it over the changed pixels.
         value: of a look at it.
-        verdict: the last one; None: nobody has looked.
+        verdict: the last one that counts; None: nobody has looked.
     """
 
     sample: int
@@ -73,7 +73,7 @@ class Item:
     def judged(self) -> bool:
         """Whether a person has decided about it; a new repair of a label whose earlier one was rejected is open."""
         v = self.verdict
-        return v is not None and v.word != WITHDRAW and not (v.word == REJECT and v.value != self.new and self.rule)
+        return v is not None and not (v.word == REJECT and v.value != self.new and self.rule)
 
 
 @dataclass(frozen=True)
@@ -209,11 +209,10 @@ class Desk:
         Raises:
             FedMendError: no verdict about it counts, or another one than was shown.
         """
-        said = [v for v in self.ledger.verdicts() if self._key(v) == self._key(item)]
-        if not said or said[-1].word == WITHDRAW:
+        last = latest(self.ledger.verdicts(), one_label=self.kind.one_label).get(self._key(item))
+        if last is None:
             raise FedMendError("verdict: expected one to take back, found none")
-        before = said[-2] if len(said) > 1 else replace(said[-1], word=WITHDRAW, note="")
-        return self.ledger.judge(replace(before, reviewer=reviewer, name="", made=""), seen=seen)
+        return self.ledger.judge(replace(last, word=WITHDRAW, note="", reviewer=reviewer, name="", made=""), seen=seen)
 
     # ---- where items come from --------------------------------------------------------------------------------------
     def _key(self, about: Item | Entry | Verdict) -> tuple[int, int]:

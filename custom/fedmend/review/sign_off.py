@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedmend.basics.files import make_folder, write_text
 from fedmend.repairs.mask_ledger import MaskLedger
-from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE, WITHDRAW
+from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE
 from fedmend.review.desk import Desk
 from fedmend.review.exports import ClassVerdicts, Reviewer, sign_off_page, write_masks, write_table
 
@@ -64,6 +64,6 @@ def reviewers(desk: Desk) -> list[Reviewer]:
     """Everybody whose verdict counts."""
     times: dict[str, list[str]] = {}
     for item in desk.items():
-        if item.verdict is not None and item.verdict.word != WITHDRAW:
+        if item.verdict is not None:
             times.setdefault(item.verdict.reviewer, []).append(item.verdict.made[:16].replace("T", " ") + " UTC")
     return [Reviewer(who, len(made), min(made), max(made)) for who, made in sorted(times.items())]

@@ -5,6 +5,7 @@ import pytest
 from factories import CLASSES, LABELS, refused
 from review_factories import RULE, make_desk, make_mask_run, make_organ_run, make_run
 
+from fedmend.repairs.label_ledger import Repairs
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE
 from fedmend.review.desk import CONFIDENCE, DOUBT, JUDGED, OWN, RANDOM, REPAIRS, ROUND, Choice, Desk, reviewable
 from fedmend.review.shown import Shown
@@ -98,7 +99,7 @@ def test_taking_back_returns_to_the_verdict_before(tmp_path):
     first = desk.judge(desk.item(0, 1), ACCEPT, reviewer="AB")
     desk.judge(desk.item(0, 1), REJECT, reviewer="AB", seen=first.name)
     take_back(desk, 0, 1, reviewer="CD")
-    assert (desk.item(0, 1).verdict.word, desk.item(0, 1).verdict.reviewer) == (ACCEPT, "CD")
+    assert (desk.item(0, 1).verdict.word, desk.item(0, 1).verdict.reviewer) == (ACCEPT, "AB")
     assert desk.ledger.repairs()[0, 1] == 1
     desk.judge(desk.item(1, 1), UNSURE, reviewer="AB")
     assert desk.item(1, 1).judged
@@ -111,8 +112,21 @@ def test_what_was_taken_back_does_not_count_again_when_it_is_taken_back_a_second
     desk.judge(desk.item(0, 1), ACCEPT, reviewer="AB")
     take_back(desk, 0, 1)
     with refused("verdict: expected one to take back, found none"):
-        take_back(desk, 0, 1, reviewer="CD")
+        desk.take_back(desk.item(0, 1), reviewer="CD", seen="")
     assert not desk.item(0, 1).judged
+
+
+def test_a_rejection_that_was_taken_back_forbids_nothing_and_the_one_before_it_still_does(tmp_path):
+    desk = make_desk(tmp_path, *TAGS)
+    desk.judge(desk.item(0, 1), REJECT, reviewer="AB")
+    desk.ledger.record(RULE, 3, LABELS, Repairs(*np.array([0, 1, 0, 0.8])[:, None]))
+    desk.judge(desk.item(0, 1), REJECT, reviewer="AB", seen=desk.item(0, 1).verdict.name)
+    assert desk.ledger.banned()[0, 1].tolist() == [True, True]
+    take_back(desk, 0, 1)
+    assert desk.ledger.banned()[0, 1].tolist() == [False, True]
+    assert desk.ledger.repairs()[0, 1] == 0
+    take_back(desk, 0, 1)
+    assert not desk.ledger.banned().any()
 
 
 def test_with_one_label_per_sample_an_item_is_a_sample_and_its_new_class(tmp_path):
