@@ -4,13 +4,14 @@ people.
 A row says how many voxels of a class a slice has in the site's own label file and after the repair. Taking a row out
 of force, as :mod:`fedmend.repairs.ledger` does, gives the slice its original marks of the class back; label files are
 never written. A verdict keeps the pixels that the person saw changed: accepted ones stay changed, whatever becomes of
-the repair, and rejected ones are never changed in that way again.
+the repair, and rejected ones are never changed in that way again. Of several verdicts about a slice each counts for its
+own pixels, the latest where they share some: a later repair may change other pixels, and is looked at for itself.
 """
 
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ from fedmend.errors import WAY_ON, FedMendError
 from fedmend.repairs import verdicts as people
 from fedmend.repairs.ledger import Entry, Ledger
 from fedmend.repairs.repaired_volumes import repaired, write_repaired
-from fedmend.repairs.verdicts import ACCEPT, Verdict
+from fedmend.repairs.verdicts import ACCEPT, REJECT, Verdict
+
+ACCEPTED, REFUSED, LEFT_OPEN = 1, 2, 3  # what people say of a change of a pixel; 0: nothing
+SAID = {ACCEPT: ACCEPTED, REJECT: REFUSED}
+Changed = tuple[tuple[int, int], np.ndarray]  # slice and class, and its change (size, size) int8
 
 
 def changed_classes(change: np.ndarray, masks: np.ndarray) -> np.ndarray:
@@ -110,10 +115,10 @@ class MaskLedger(Ledger):
         """Writes a person's verdict about the marks of a class in a slice; see :meth:`Ledger.judge`.
 
         Args:
-            verdict: with the pixels that the person saw changed; without any, those that are changed now.
+            verdict: with the pixels that the person saw changed; without any, those of :meth:`to_judge`.
             seen: see there.
         """
-        pixels = verdict.pixels or _frozen(self.recorded(verdict.sample, verdict.label_class))
+        pixels = verdict.pixels or _frozen(self.to_judge(verdict.sample, verdict.label_class))
         return super().judge(replace(verdict, pixels=pixels), seen=seen)
 
     def change(self) -> np.ndarray:
@@ -129,38 +134,55 @@ class MaskLedger(Ledger):
     def _combine(self, entries: list[Entry], verdicts: list[Verdict]) -> dict[int, np.ndarray]:
         """Slice number → (size, size) int8 as of :meth:`change`, of the slices that anything changes."""
         found: dict[int, np.ndarray] = {}
-        in_force: dict[tuple[str, int], list[tuple[int, int]]] = {}  # in the order in which they were recorded
-        for entry in entries:
-            in_force.setdefault((entry.rule, entry.round_num), []).append((entry.sample, entry.label_class))
-        for (rule, round_num), keys in in_force.items():
-            for sample, changed in self._pixels(rule, round_num, keys):
-                found[sample] = np.where(changed, changed, found.get(sample, changed))
-        for v in people.refusals(verdicts, one_label=False):
-            if v.sample in found:
-                rejected = self._seen(v)
-                found[v.sample][(rejected != 0) & (found[v.sample] == rejected)] = 0
-        for sample, accepted in self._accepted(verdicts).items():
-            found[sample] = np.where(accepted, accepted, found.get(sample, accepted))
+        for (sample, _), changed in self._repairs(entries):
+            found[sample] = np.where(changed, changed, found.get(sample, changed))
+        for sample, said in self._said(verdicts):
+            if sample in found:
+                for value, words in said.items():
+                    found[sample][(words == REFUSED) & (found[sample] == value)] = 0
+            if (accepted := _accepted(said)).any():
+                found[sample] = np.where(accepted, accepted, found.get(sample, accepted))
         return found
+
+    def _repairs(self, entries: Iterable[Entry]) -> Iterator[Changed]:
+        """Of each repair, in the order of the entries."""
+        files: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for entry in entries:
+            files.setdefault((entry.rule, entry.round_num), []).append((entry.sample, entry.label_class))
+        for (rule, round_num), keys in files.items():
+            yield from self._pixels(rule, round_num, keys)
 
     def accepted(self) -> np.ndarray:
         """(N, size, size) int8 as of :meth:`change`, of the pixels that people have accepted."""
-        return self._slices(self._accepted(self.verdicts()))
+        return self._slices({sample: _accepted(said) for sample, said in self._said(self.verdicts())})
 
     def refused(self) -> np.ndarray:
         """(N, size, size) bool: the pixels of which people have said that they show no structure."""
         found = np.zeros(self._split.masks.shape, dtype=bool)
-        for v in people.refusals(self.verdicts(), one_label=False):
-            found[v.sample] |= self._seen(v) > 0
-        return found & (self.accepted() == 0)
-
-    def _accepted(self, verdicts: list[Verdict]) -> dict[int, np.ndarray]:
-        found: dict[int, np.ndarray] = {}
-        for v in people.latest(verdicts, one_label=False).values():
-            if v.word == ACCEPT:
-                accepted = self._seen(v)
-                found[v.sample] = np.where(accepted, accepted, found.get(v.sample, accepted))
+        for sample, said in self._said(self.verdicts()):
+            for value, words in said.items():
+                found[sample] |= (words == REFUSED) & (value > 0)
+            found[sample] &= _accepted(said) == 0
         return found
+
+    def _said(self, verdicts: Iterable[Verdict]) -> Iterator[tuple[int, dict[int, np.ndarray]]]:
+        """Slice number, and value of a change → (size, size) uint8, what people say of it at each pixel."""
+        of_slice: dict[int, list[Verdict]] = {}
+        for v in people.counting(verdicts, one_label=False):
+            of_slice.setdefault(v.sample, []).append(v)
+        for sample, several in of_slice.items():
+            said: dict[int, np.ndarray] = {}
+            for v in several:
+                seen = self._seen(v)
+                for value in (v.label_class + 1, -1):
+                    if not (place := seen == value).any():
+                        continue
+                    if v.word == ACCEPT:  # the pixel is this now, and nothing that was accepted before
+                        for words in said.values():
+                            words[place & (words == ACCEPTED)] = LEFT_OPEN
+                    said.setdefault(value, np.zeros(seen.shape, dtype=np.uint8))[place] = SAID.get(v.word, LEFT_OPEN)
+            if said:
+                yield sample, said
 
     def _seen(self, verdict: Verdict) -> np.ndarray:
         return _numbered(_thawed(verdict.pixels, self._split.masks.shape[1]), verdict.label_class)
@@ -177,14 +199,41 @@ class MaskLedger(Ledger):
         Raises:
             FedMendError: as :meth:`change`.
         """
-        total = np.zeros(self._split.masks.shape[1:], dtype=np.int8)
-        for entry in self.in_force():
-            if (entry.sample, entry.label_class) == (sample, label_class):
-                for _, changed in self._pixels(entry.rule, entry.round_num, [(sample, label_class)]):
-                    total = np.where(changed, changed, total)
-        return total
+        key = sample, label_class
+        return self._recorded([key]).get(key, np.zeros(self._split.masks.shape[1:], dtype=np.int8))
 
-    def _pixels(self, rule: str, round_num: int, keys: Sequence[tuple[int, int]]) -> list[tuple[int, np.ndarray]]:
+    def _recorded(self, keys: Collection[tuple[int, int]]) -> dict[tuple[int, int], np.ndarray]:
+        wanted, found = set(keys), dict[tuple[int, int], np.ndarray]()
+        for key, changed in self._repairs(e for e in self.in_force() if (e.sample, e.label_class) in wanted):
+            found[key] = np.where(changed, changed, found.get(key, changed))
+        return found
+
+    def unseen(self, keys: Collection[tuple[int, int]]) -> dict[tuple[int, int], np.ndarray]:
+        """Slice and class → (size, size) int8: what the repairs in force change and nobody has judged.
+
+        Args:
+            keys: slices and classes; one that no repair in force changes is not in the answer.
+
+        Raises:
+            FedMendError: as :meth:`change`.
+        """
+        found = self._recorded(keys)
+        classes: dict[int, list[int]] = {}
+        for sample, label_class in found:
+            classes.setdefault(sample, []).append(label_class)
+        for sample, said in self._said(v for v in self.verdicts() if v.sample in classes):
+            for change in (found[sample, label_class] for label_class in classes[sample]):
+                for value, words in said.items():
+                    change[(words > 0) & (change == value)] = 0
+        return found
+
+    def to_judge(self, sample: int, label_class: int = 0) -> np.ndarray:
+        """(size, size) int8: what a verdict about a class in a slice is about, the change that nobody has judged; where
+        all is judged, the whole of :meth:`recorded`."""
+        unseen = self.unseen([(sample, label_class)]).get((sample, label_class))
+        return self.recorded(sample, label_class) if unseen is None or not unseen.any() else unseen
+
+    def _pixels(self, rule: str, round_num: int, keys: Sequence[tuple[int, int]]) -> Iterator[Changed]:
         file = self._file(rule, round_num)
         if not file.is_file():
             what = f"expected the folder masks beside it with the pixels of round {round_num + 1}"
@@ -209,18 +258,27 @@ class MaskLedger(Ledger):
         return target > 0 if len(self._values) == 1 else target
 
 
-def _read_pixels(file: Path, keys: Iterable[tuple[int, int]], size: int) -> list[tuple[int, np.ndarray]]:
-    """Rows that a file changes, out of these samples and classes, and the change of each, (size, size) int8."""
+def _read_pixels(file: Path, keys: Iterable[tuple[int, int]], size: int) -> Iterator[Changed]:
+    """Samples and classes that a file changes, out of these, and the change of each, (size, size) int8."""
     with np.load(file) as saved:
         rows = saved["rows"]
         classes = saved["classes"] if "classes" in saved else np.zeros_like(rows)
         wanted = set(keys)
         chosen = [key in wanted for key in zip(rows.tolist(), classes.tolist(), strict=True)]
-        changed = _unpacked(saved["pixels"][chosen], size).astype(np.int8)
-        if "removed" in saved:
-            changed -= _unpacked(saved["removed"][chosen], size)
-        found = zip(rows[chosen].tolist(), changed, classes[chosen].tolist(), strict=True)
-        return [(row, _numbered(part, number)) for row, part, number in found]
+        added = saved["pixels"][chosen]
+        removed = saved["removed"][chosen] if "removed" in saved else np.zeros_like(added)
+    places = zip(rows[chosen].tolist(), classes[chosen].tolist(), strict=True)
+    return (
+        (key, _numbered(_change(planes, size), key[1])) for key, *planes in zip(places, added, removed, strict=True)
+    )
+
+
+def _accepted(said: Mapping[int, np.ndarray]) -> np.ndarray:
+    """(size, size) int8: the change of a slice that people have accepted, see :meth:`MaskLedger._said`."""
+    found = np.zeros(next(iter(said.values())).shape, dtype=np.int8)
+    for value, words in said.items():
+        found[words == ACCEPTED] = value
+    return found
 
 
 def _numbered(change: np.ndarray, label_class: int) -> np.ndarray:
@@ -233,9 +291,10 @@ def _packed(pixels: np.ndarray) -> np.ndarray:
     return np.packbits(pixels.reshape(len(pixels), pixels.shape[1] * pixels.shape[2]), axis=1)
 
 
-def _unpacked(packed: np.ndarray, size: int) -> np.ndarray:
-    """(M, size, size) uint8 of 0 and 1; the inverse of :func:`_packed`."""
-    return np.unpackbits(packed, axis=1, count=size**2).reshape(-1, size, size)
+def _change(packed: Any, size: int) -> np.ndarray:
+    """(size, size) int8: 1 where pixels are added, -1 where they are removed; both as of :func:`_packed`."""
+    added, removed = np.unpackbits(np.stack(packed), axis=1, count=size**2).reshape(-1, size, size).astype(np.int8)
+    return added - removed
 
 
 def _frozen(change: np.ndarray) -> bytes:
@@ -245,6 +304,4 @@ def _frozen(change: np.ndarray) -> bytes:
 
 def _thawed(pixels: bytes, size: int) -> np.ndarray:
     """The inverse of :func:`_frozen`."""
-    packed = np.frombuffer(zlib.decompress(pixels), dtype=np.uint8).reshape(2, -1)
-    added, removed = _unpacked(packed, size).astype(np.int8)
-    return added - removed
+    return _change(np.frombuffer(zlib.decompress(pixels), dtype=np.uint8).reshape(2, -1), size)

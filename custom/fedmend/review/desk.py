@@ -5,7 +5,7 @@ final model gives the first, as one minus its probability of the label. The seco
 in its class, n / (2 n_label), by which class-balanced losses weigh it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from zlib import crc32
@@ -17,6 +17,7 @@ from fedmend.errors import FedMendError
 from fedmend.kinds import kind_of
 from fedmend.labels import NOT_ANNOTATED, SEGMENTATION
 from fedmend.repairs.ledger import Entry
+from fedmend.repairs.mask_ledger import MaskLedger
 from fedmend.repairs.site_run import (
     LEDGER_NAME,
     OPINIONS,
@@ -56,6 +57,7 @@ class Item:
         doubt: the final model's probability that the label is wrong; of masks the mean of it over the changed pixels.
         value: of a look at it.
         verdict: the last one that counts; None: nobody has looked.
+        changed: a repair of this label, or of pixels of this slice, came that the verdicts are not about.
     """
 
     sample: int
@@ -68,12 +70,12 @@ class Item:
     doubt: float
     value: float
     verdict: Verdict | None = None
+    changed: bool = False
 
     @property
     def judged(self) -> bool:
-        """Whether a person has decided about it; a new repair of a label whose earlier one was rejected is open."""
-        v = self.verdict
-        return v is not None and not (v.word == REJECT and v.value != self.new and self.rule)
+        """Whether a person has decided about it."""
+        return self.verdict is not None and not self.changed
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ class Desk:
         self._opinions = None if opinions is None else opinions.numpy()
         self._stamps = state.load(STAMPS, {})  # runs of earlier versions have none
         self._known: tuple[str, list[Item]] | None = None
+        self._unseen: tuple[list[Entry], dict[tuple[int, int], tuple[str, bool]]] = [], {}
 
     def has_changed(self, sample: int) -> bool:
         """Whether the image of a sample, or the mask of its volume, has changed since the run first read it."""
@@ -155,7 +158,30 @@ class Desk:
         verdicts = latest(self.ledger.verdicts(), one_label=self.kind.one_label)
         found = self._mask_items() if self.masks else [*(repaired := self._repaired()), *self._doubted(repaired)]
         keyed = {self._key(item): item for item in found}
-        return [replace(item, verdict=verdicts[k]) if k in verdicts else item for k, item in keyed.items()]
+        said = {k: replace(item, verdict=verdicts[k]) for k, item in keyed.items() if k in verdicts}
+        changed = self._changed(said)
+        keyed |= said | {k: replace(said[k], changed=True) for k in changed}
+        return list(keyed.values())
+
+    def _changed(self, said: Mapping[tuple[int, int], Item]) -> set[tuple[int, int]]:
+        """Those of items with a verdict of which other repairs came: of pixels that nobody has judged, or of a label
+        after another one was rejected."""
+        if isinstance(self.ledger, MaskLedger):
+            return self._with_unseen(self.ledger, said)
+        banned = self.ledger.banned()
+        rejected = {k: i for k, i in said.items() if i.verdict and i.verdict.word == REJECT}
+        return {k for k, i in rejected.items() if i.rule and not banned[i.sample, i.label_class, i.new]}
+
+    def _with_unseen(self, ledger: MaskLedger, said: Mapping[tuple[int, int], Item]) -> set[tuple[int, int]]:
+        """Slices and classes with pixels that nobody has judged; asked again where a verdict or a repair came."""
+        entries, names = ledger.in_force(), {k: item.verdict.name for k, item in said.items() if item.verdict}
+        before, known = self._unseen
+        kept = {k: v for k, v in known.items() if v[0] == names.get(k)} if before == entries else {}
+        new = [k for k in names if k not in kept]
+        unseen = ledger.unseen(new) if new else {}
+        kept |= {k: (names[k], bool(change.any())) for k, change in unseen.items()}
+        self._unseen = entries, kept
+        return {k for k, (_, some) in kept.items() if some}
 
     def queue(self, choice: Choice, items: Sequence[Item] | None = None) -> list[Item]:
         """The chosen items, those first at which a look is worth most."""

@@ -138,8 +138,8 @@ class Shown:
         Args:
             sample: slice number.
             label_class: class number.
-            which: ``original``, the site's own marks; ``added`` or ``removed``, pixels of the class that repairs
-                changed.
+            which: ``original``, the site's own marks; ``added`` or ``removed``, pixels of the class that a verdict is
+                about, see :meth:`fedmend.repairs.mask_ledger.MaskLedger.to_judge`.
 
         Raises:
             UnreadableImage, OSError, FedMendError: as :meth:`png`, or there is nothing of the kind.
@@ -151,7 +151,7 @@ class Shown:
                 picture = self._open(sample)
             assert isinstance(picture, SliceImage)
             return overlay_png(picture.mask, ANNOTATED)
-        change = self._desk.ledger.recorded(sample, label_class)
+        change = self._desk.ledger.to_judge(sample, label_class)
         if which == "added":
             return overlay_png(change > 0, ADDED, filled=True)
         return overlay_png(change < 0, REMOVED)

@@ -9,7 +9,7 @@ from torch_factories import make_mask_split
 from fedmend.errors import WAY_ON
 from fedmend.repairs import verdicts
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
-from fedmend.repairs.mask_ledger import MaskLedger
+from fedmend.repairs.mask_ledger import MaskLedger, _frozen
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE, WITHDRAW, Verdict
 
 RULE = "fedmlp.missing_label_detection"
@@ -303,3 +303,43 @@ def test_a_later_run_takes_over_what_was_said_about_masks(tmp_path):
     later = mask_ledger(tmp_path / "later")
     assert later.take_over(tmp_path / "state" / "ledger.sqlite") == 1
     assert np.array_equal(later.change(), change(s1=[(7, 0, 1)]))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "counts", "again"),
+    [
+        (REJECT, ACCEPT, [(0, 7)], [(0, 7)]),
+        (ACCEPT, REJECT, [(7, 0)], [(7, 0)]),
+        (ACCEPT, ACCEPT, [(0, 7), (7, 0)], [(0, 7), (7, 0)]),
+        (REJECT, UNSURE, [(0, 7)], [(0, 7)]),
+        (ACCEPT, UNSURE, [(0, 7), (7, 0)], [(0, 7), (7, 0)]),
+        (UNSURE, REJECT, [], [(7, 0)]),
+    ],
+)
+def test_a_verdict_about_other_pixels_of_a_slice_leaves_the_earlier_one_as_it_is(
+    tmp_path, first, second, counts, again
+):
+    book, later = mask_ledger(tmp_path), mask_ledger(tmp_path / "later")
+    book.record("r", 0, change(s1=[(7, 0, 1)]), SURE)
+    about = {"sample": 1, "label_class": 0, "rule": "r"}
+    name = book.judge(word(first, **about)).name
+    later.take_over(tmp_path / "state" / "ledger.sqlite")
+    later.record("r", 0, change(s1=[(0, 7, 1)]), SURE)
+    later.judge(word(second, **about), seen=name)
+    assert np.argwhere(later.change()[1]).tolist() == [list(place) for place in counts]
+    later.record("r", 1, change(s1=[(0, 7, 1), (7, 0, 1)]), SURE)  # the first lesion is found again
+    assert np.argwhere(later.change()[1]).tolist() == [list(place) for place in again]
+
+
+def test_taking_a_verdict_about_a_slice_back_gives_its_pixels_what_was_said_before(tmp_path):
+    book, about = mask_ledger(tmp_path), {"sample": 1, "label_class": 0, "rule": "r"}
+    book.record("r", 0, change(s1=[(7, 0, 1)]), SURE)
+    seen = book.judge(word(REJECT, **about))
+    both = change(s1=[(7, 0, 1), (0, 7, 1)])
+    book.record("r", 1, both, SURE)
+    seen = book.judge(word(ACCEPT, pixels=_frozen(both[1]), **about), seen=seen.name)
+    assert np.array_equal(book.change(), both)
+    book.judge(word(WITHDRAW, **about), seen=seen.name)
+    assert np.array_equal(book.change(), change(s1=[(0, 7, 1)]))
+    assert np.array_equal(book.refused(), change(s1=[(7, 0, 1)]) > 0)
+    assert not book.accepted().any()

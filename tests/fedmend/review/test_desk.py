@@ -129,6 +129,30 @@ def test_a_rejection_that_was_taken_back_forbids_nothing_and_the_one_before_it_s
     assert not desk.ledger.banned().any()
 
 
+def test_with_one_label_per_sample_another_class_after_a_rejected_one_waits(tmp_path):
+    desk = make_desk(tmp_path, (0, 0, 0, 0, 0.9), (0, 2, 1, 0, 0.9), labels=np.array([0, 1, 2, 0]))
+    desk.judge(desk.item(0, 2), REJECT, reviewer="AB")
+    assert desk.item(0, 2).judged
+    rows = np.array([[0, 0, 0, 0.9], [0, 1, 1, 0.9]]).T
+    desk.ledger.record(RULE, 1, desk.data.train.labels, Repairs(*rows))
+    assert (desk.item(0, 1).label_class, desk.item(0, 1).judged) == (1, False)
+
+
+def test_of_masks_pixels_that_came_after_a_verdict_wait_and_a_verdict_is_about_them_alone(tmp_path):
+    desk = Desk(make_mask_run(tmp_path, 1))
+    sure = np.full(len(desk.data.train), 0.9)
+    for place, word in enumerate((REJECT, ACCEPT, UNSURE)):
+        item = desk.item(1, 0)
+        desk.judge(item, word, reviewer="AB", seen=item.verdict.name if item.verdict else "")
+        assert desk.item(1, 0).judged
+        change = np.zeros(desk.data.train.masks.shape, dtype=np.int8)
+        change[1, 5, [5, 6 + place % 2]] = 1
+        desk.ledger.record("fedia.correction", 3 + place, change, sure)
+        assert desk.item(1, 0).judged == (place == 2)
+    assert desk.ledger.change()[1, 5, 5:].tolist() == [0, 1, 1]
+    assert desk.ledger.accepted()[1, 5, 5:].tolist() == [0, 1, 0]
+
+
 def test_with_one_label_per_sample_an_item_is_a_sample_and_its_new_class(tmp_path):
     labels, opinions = np.array([0, 1, 2, 0]), np.eye(3)[[2, 1, 0, 0]] * 0.8 + 0.05
     desk = make_desk(tmp_path, (0, 0, 0, 0, 0.9), (0, 2, 1, 0, 0.9), labels=labels, opinions=opinions)
