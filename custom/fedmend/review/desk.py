@@ -27,7 +27,7 @@ from fedmend.repairs.site_run import (
     load_opened,
     take_over_verdicts,
 )
-from fedmend.repairs.verdicts import REJECT, WITHDRAW, Verdict, key_of, latest
+from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, WITHDRAW, Verdict, key_of, latest
 
 VALUE, CONFIDENCE, DOUBT, ROUND, RANDOM = "value", "confidence", "doubt", "round", "random"
 REPAIRS, OWN = "repairs", "own"
@@ -210,7 +210,8 @@ class Desk:
             word: see :class:`fedmend.repairs.verdicts.Verdict`.
             reviewer: initials.
             note: free words.
-            value: with ``relabel`` the label; of data with one label per sample the class number.
+            value: with ``relabel`` the label; of data with one label per sample the class number. The label that the
+                item has is no other one: it is accepted.
             seen: name of the verdict that was shown with the item.
         """
         label_class, label = item.label_class, item.new
@@ -220,6 +221,8 @@ class Desk:
             label = value
         if not 0 <= label_class < len(self.classes) or (not self.masks and label not in (0, 1)):
             raise FedMendError("verdict, label: expected one of the job's, got another")
+        if word == RELABEL and (label_class, label) == (item.label_class, item.new):
+            word = ACCEPT
         about = (item.sample, label_class, word, item.old, label, item.rule, item.round_num)
         verdict = Verdict(*about, reviewer=reviewer, note=note)
         return self.ledger.judge(verdict, seen=seen)

@@ -178,6 +178,15 @@ def test_another_label_is_one_of_the_job(tmp_path):
         desk.take_back(desk.item(0, 1), reviewer="AB", seen="")
 
 
+def test_the_label_that_an_item_has_is_accepted_when_it_is_given(tmp_path):
+    desk = make_desk(tmp_path, *TAGS, opinions=OPINIONS)
+    assert desk.judge(desk.item(0, 1), RELABEL, reviewer="AB", value=1).word == ACCEPT
+    assert desk.judge(desk.item(4, 0), RELABEL, reviewer="AB", value=1).word == ACCEPT  # an own label
+    assert desk.judge(desk.item(1, 1), RELABEL, reviewer="AB", value=1).word == RELABEL
+    desk = make_desk(tmp_path / "single", (0, 0, 0, 0, 0.9), (0, 2, 1, 0, 0.9), labels=np.array([0, 1, 2, 0]))
+    assert desk.judge(desk.item(0, 2), RELABEL, reviewer="AB", value=2).word == ACCEPT
+
+
 def test_of_masks_slices_with_repairs_wait(tmp_path):
     desk = Desk(make_mask_run(tmp_path, 1))
     (item,) = desk.items()
