@@ -229,9 +229,12 @@ class MaskLedger(Ledger):
 
     def to_judge(self, sample: int, label_class: int = 0) -> np.ndarray:
         """(size, size) int8: what a verdict about a class in a slice is about, the change that nobody has judged; where
-        all is judged, the whole of :meth:`recorded`."""
-        unseen = self.unseen([(sample, label_class)]).get((sample, label_class))
-        return self.recorded(sample, label_class) if unseen is None or not unseen.any() else unseen
+        all is judged, the whole of :meth:`recorded`, and where nothing is in force, what the last verdict is about."""
+        key = sample, label_class
+        if (unseen := self.unseen([key]).get(key)) is not None:
+            return unseen if unseen.any() else self.recorded(*key)
+        last = people.latest(self.verdicts(), one_label=False).get(key)
+        return np.zeros(self._split.masks.shape[1:], dtype=np.int8) if last is None else self._seen(last)
 
     def _pixels(self, rule: str, round_num: int, keys: Sequence[tuple[int, int]]) -> Iterator[Changed]:
         file = self._file(rule, round_num)

@@ -5,6 +5,7 @@ final model gives the first, as one minus its probability of the label. The seco
 in its class, n / (2 n_label), by which class-balanced losses weigh it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedmend.repairs.site_run import (
     load_opened,
     take_over_verdicts,
 )
-from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, WITHDRAW, Verdict, key_of, latest
+from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE, WITHDRAW, Verdict, key_of, latest
 
 VALUE, CONFIDENCE, DOUBT, ROUND, RANDOM = "value", "confidence", "doubt", "round", "random"
 REPAIRS, OWN = "repairs", "own"
@@ -35,7 +36,7 @@ OPEN, JUDGED = "open", "judged"
 ALL = "all"
 ORDERS = {
     VALUE: lambda item: -item.value,
-    CONFIDENCE: lambda item: item.confidence,
+    CONFIDENCE: lambda item: (math.isnan(item.confidence), item.confidence),
     DOUBT: lambda item: -item.doubt,
     ROUND: lambda item: -item.round_num,
     RANDOM: lambda item: crc32(f"{item.sample}-{item.label_class}".encode()),  # the same order at every look
@@ -53,7 +54,8 @@ class Item:
         new: the repaired one, or the original one that the model doubts.
         rule: of the repair; empty: an original label that the model doubts.
         round_num: of the repair; -1 for an original label.
-        confidence: the rule's own measure; of an original label the model's probability.
+        confidence: the rule's own measure; of an original label the model's probability; NaN where it is not known, of
+            a label that was judged in another run.
         doubt: the final model's probability that the label is wrong; of masks the mean of it over the changed pixels.
         value: of a look at it.
         verdict: the last one that counts; None: nobody has looked.
@@ -148,7 +150,7 @@ class Desk:
         return self.card.kind == SEGMENTATION
 
     def items(self) -> list[Item]:
-        """Everything that a person may judge."""
+        """Everything that a person may judge, and what people have judged that counts in this run."""
         mark = self.ledger.mark()  # another one as soon as a repair or a verdict came
         if self._known is None or self._known[0] != mark:
             self._known = mark, self._items()
@@ -158,6 +160,7 @@ class Desk:
         verdicts = latest(self.ledger.verdicts(), one_label=self.kind.one_label)
         found = self._mask_items() if self.masks else [*(repaired := self._repaired()), *self._doubted(repaired)]
         keyed = {self._key(item): item for item in found}
+        keyed |= {k: self._remembered(v) for k, v in verdicts.items() if k not in keyed and v.word != UNSURE}
         said = {k: replace(item, verdict=verdicts[k]) for k, item in keyed.items() if k in verdicts}
         changed = self._changed(said)
         keyed |= said | {k: replace(said[k], changed=True) for k in changed}
@@ -290,6 +293,16 @@ class Desk:
             value = doubt * float(weights[label_class, label])
             found.append(Item(sample, label_class, label, label, "", -1, 1 - doubt, doubt, value))
         return found
+
+    def _remembered(self, verdict: Verdict) -> Item:
+        """What a verdict that counts is about, of a repair of another run, or of one that was taken out of force."""
+        v, doubt = verdict, 0.0
+        label_class, new = v.label_class, v.value if v.rule else v.old
+        if not self.masks:
+            if self.kind.one_label and not v.rule:
+                label_class, new = int(self.data.train.labels[v.sample].argmax()), 1
+            doubt = self._doubt(v.sample, label_class, new)
+        return Item(v.sample, label_class, v.old, new, v.rule, v.round_num, math.nan, doubt, 0.0)
 
     def _mask_items(self) -> list[Item]:
         """Slices in which marks of a class were repaired."""

@@ -1,5 +1,6 @@
 """What the page shows of a label: words, the image through a window, outlines, and the slices beside it."""
 
+import math
 import threading
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ class Line:
         before: original label.
         after: label now, or the one in doubt.
         rule: who repaired it; "own label" where nobody did.
+        confidence: of the rule; "": not known.
         verdict: what people said; "": nothing.
     """
 
@@ -48,6 +50,7 @@ class Line:
     before: str
     after: str
     rule: str
+    confidence: str
     verdict: str
 
 
@@ -70,7 +73,8 @@ class Shown:
         if self._desk.kind.one_label:
             own = self._desk.data.train.labels[item.sample] == 1
             before, after = (self._desk.classes[int(own.argmax())] if own.any() else "blank"), name
-        return Line(item, name, before, after, item.rule or "own label", self._verdict(item.verdict))
+        sure = "" if math.isnan(item.confidence) else f"{item.confidence:.3f}"
+        return Line(item, name, before, after, item.rule or "own label", sure, self._verdict(item.verdict))
 
     def _label(self, item: Item, value: int) -> str:
         if self._desk.masks:

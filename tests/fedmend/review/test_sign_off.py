@@ -1,3 +1,5 @@
+import shutil
+
 import nibabel
 import numpy as np
 from review_factories import make_desk, make_mask_run, make_organ_run
@@ -87,3 +89,39 @@ def test_of_several_structures_the_accepted_ones_are_in_the_corrected_volume_wit
         (file,) = (tmp_path / name / "masks").iterdir()
         assert np.unique(np.asarray(nibabel.load(file).dataobj)).tolist() == found
     assert [c.numbers[:2] for c in class_verdicts(desk)] == [(1, 0), (0, 0), (1, 1)]
+
+
+def test_what_was_judged_in_another_run_or_undone_is_counted_and_can_be_taken_back(tmp_path):
+    desk = reviewed(tmp_path)
+    earlier = {c.name: c.numbers for c in class_verdicts(desk)}
+    desk.ledger.undo()
+    later = tmp_path / "state" / "run-2" / "site-1"
+    shutil.copytree(desk.folder, later, ignore=shutil.ignore_patterns("ledger*"))
+    desk.kind.open_ledger(later / "ledger.sqlite", desk.card, desk.data)
+    for folder in (desk.folder, later):
+        desk = Desk(folder)
+        assert export(desk, tmp_path / folder.parent.name)[0].endswith("2 labels differ from the original")
+        found = {c.name: c.numbers for c in class_verdicts(desk)}
+        assert found["edema, own labels"] == earlier["edema, own labels"]
+        assert found["fracture"] == (
+            2,
+            1,
+            1,
+            0,
+            0,
+            0,
+        )  # accepted and rejected; what is unsure or unseen is not in force
+        assert [(r.initials, r.verdicts) for r in reviewers(desk)] == [("AB", 2), ("CD", 1)]
+    desk.take_back(desk.item(0, 1), reviewer="AB", seen=desk.item(0, 1).verdict.name)
+    assert export(desk, tmp_path / "out")[0].endswith("1 labels differ from the original")
+
+
+def test_masks_that_were_accepted_in_another_run_are_counted_with_their_pixels(tmp_path):
+    desk = Desk(make_mask_run(tmp_path, 1))
+    desk.judge(desk.item(1, 0), ACCEPT, reviewer="AB")
+    desk.ledger.undo()
+    desk = Desk(desk.folder)
+    assert [c.numbers for c in class_verdicts(desk)] == [(1, 1, 0, 0, 0, 0)]
+    assert np.argwhere(desk.ledger.to_judge(1)).tolist() == [[5, 5]]
+    desk.judge(desk.item(1, 0), REJECT, reviewer="AB", seen=desk.item(1, 0).verdict.name)
+    assert not desk.ledger.change().any()
