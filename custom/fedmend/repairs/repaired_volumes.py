@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmend.data.readers import voxels_of
 from fedmend.data.slices import VolumeSplit
 from fedmend.data.spaced import Grid, resampled, unframed, upright
 from fedmend.data.volumes import ONE_CLASS, class_numbers, oriented, resize_masks
@@ -45,7 +46,7 @@ def write_repaired(
             continue
         label: Any = nibabel.load(item.label)
         orientation = nibabel.io_orientation(label.affine)
-        volume = oriented(class_numbers(np.asarray(label.dataobj, dtype=np.float32), values), label.affine)
+        volume = oriented(class_numbers(voxels_of(label), values), label.affine)
         if split.spacing:
             own = split.masks[mine]
             seen = own, repaired(own, change[mine])
@@ -58,10 +59,10 @@ def write_repaired(
                 plane[:] = np.rot90(repaired_plane(np.rot90(plane), change[row]), -1)
                 counts[row, :, 1] = _voxels_of(numbers, plane[None])[0]
         back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
-        repaired_volume = nibabel.apply_orientation(written[volume], back)
+        repaired_volume = nibabel.apply_orientation(written[volume], back).reshape(label.shape)
         file = folder / f"{number + 1:03d}-{Path(item.name).name}"
         header = label.header.copy()
-        if not np.can_cast(np.min_scalar_type(int(written.max())), header.get_data_dtype()):
+        if (dtype := header.get_data_dtype()).kind in "iu" and written.max() > np.iinfo(dtype).max:
             header.set_data_dtype(np.int32)  # of a structure that the file had no voxel of
         nibabel.save(type(label)(repaired_volume, label.affine, header), file)
     return counts

@@ -11,7 +11,7 @@ def header_of(label):
 
 
 @pytest.mark.parametrize(("turn", "affine"), [(lambda a: a, RAS), (as_zyx, ZYX)], ids=["RAS", "other axes"])
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.float32])
 @pytest.mark.parametrize("kind", [nibabel.Nifti1Image, nibabel.Nifti2Image])
 def test_a_repaired_volume_has_the_geometry_of_its_label_file(tmp_path, turn, affine, dtype, kind):
     shape = (8, 8, 4)
@@ -78,6 +78,15 @@ def test_a_repair_may_remove_voxels_at_the_volumes_own_resolution(tmp_path):
     (file,) = (tmp_path / "out").iterdir()
     expected = lesion(((0, 4), (4, 6), (1, 2)), ((2, 4), (6, 8), (1, 2)), ((4, 6), (0, 2), (1, 2)))
     assert np.array_equal(np.asarray(nibabel.load(file).dataobj), 3 * expected)
+
+
+def test_a_label_file_of_one_time_is_repaired_in_its_own_shape(tmp_path):
+    folder = make_volume_site(tmp_path / "site", [lesion()], test=())
+    write_nifti(folder / "labels" / "case-1.nii.gz", lesion().astype(np.uint8)[..., None])
+    train = open_volumes(folder).train
+    write_repaired(train, np.arange(4)[:, None, None] * np.ones((8, 8)) == 3, tmp_path / "out")
+    repaired = np.asarray(nibabel.load(tmp_path / "out" / "001-case-1.nii.gz").dataobj)
+    assert np.array_equal(repaired, (lesion() | lesion(((0, 8), (0, 8), (3, 4))))[..., None])
 
 
 def test_a_structure_whose_value_the_file_could_not_hold_is_written_all_the_same(tmp_path):
