@@ -15,7 +15,7 @@ import csv
 import secrets
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from fedmend.basics.words import inert
 from fedmend.errors import FedMendError
 from fedmend.labels import NOT_ANNOTATED
 from fedmend.repairs import verdicts as people
-from fedmend.repairs.ledger_rows import check_rows, check_verdicts, no_ledger
+from fedmend.repairs.ledger_rows import check_rows, check_types, check_verdicts, no_ledger, tell_of_other_data
 from fedmend.repairs.verdicts import Verdict
 
 _SCHEMA = """
@@ -263,7 +263,10 @@ class Ledger(ABC):
         where = f"{self._where} of another run"
         with _transaction(path, where) as db:
             same = db.execute("SELECT value FROM about WHERE key = 'fingerprint'").fetchone() == (self._fingerprint,)
-            others = people.all_verdicts(db) if same else []
+            others = people.all_verdicts(db)
+        if not same:
+            tell_of_other_data(self._where, path.parents[1].name, len(others))
+            return 0
         check_verdicts(others, self._shape, self._largest, where)
         if not others:
             return 0
@@ -301,14 +304,8 @@ def read_history(path: Path) -> list[dict]:
                 FROM entries e LEFT JOIN samples s USING (sample) LEFT JOIN classes c USING (class) ORDER BY e.entry"""
         ).fetchall()
     types = {"image": str, "class": str, "old": int, "new": int, "rule": str, "round": int, "confidence": float}
-    _check_types(rows, types, path)
+    check_types(rows, types, f"label ledger {path}")
     return [dict(row) for row in rows]
-
-
-def _check_types(rows: Sequence[Any], types: Mapping[str, type], path: Path) -> None:
-    """Refuses a file with other values than ours: SQLite takes any in any column."""
-    if any(type(row[name]) is not kind for row in rows for name, kind in types.items()):
-        raise no_ledger(f"label ledger {path}")
 
 
 def read_verdicts(path: Path) -> list[dict]:
@@ -334,7 +331,7 @@ def read_verdicts(path: Path) -> list[dict]:
         }
         for v in rows
     ]
-    _check_types(said, {"image": str, "class": str, **told}, path)
+    check_types(said, {"image": str, "class": str, **told}, f"label ledger {path}")
     return said
 
 

@@ -171,7 +171,7 @@ def test_with_one_label_per_sample_a_rejected_class_gives_the_sample_its_own_bac
     assert book.apply(ONE_HOT).argmax(1).tolist() == [1, 1, 2]
 
 
-def test_a_later_run_takes_over_what_was_said_about_the_same_data(tmp_path):
+def test_a_later_run_takes_over_what_was_said_about_the_same_data(tmp_path, caplog):
     earlier, later = ledger(tmp_path, name="a.sqlite"), ledger(tmp_path, name="b.sqlite")
     repair(earlier, (0, 1, 1), (1, 1, 1))
     earlier.judge(word(ACCEPT))
@@ -183,7 +183,9 @@ def test_a_later_run_takes_over_what_was_said_about_the_same_data(tmp_path):
     assert later.repairs().tolist() == [[-1, 1], [-1, -1], [-1, -1]]
     assert later.take_over(tmp_path / "a.sqlite") == 0
     other = ledger(tmp_path, name="c.sqlite", fingerprint="cd" * 32)
-    assert other.take_over(tmp_path / "a.sqlite") == 0
+    with caplog.at_level("INFO"):
+        assert other.take_over(tmp_path / "a.sqlite") == 0
+    assert "site-1: label ledger: 2 verdicts of run" in caplog.messages[-1]
 
 
 def test_a_ledger_of_an_earlier_version_has_no_verdicts(tmp_path):
