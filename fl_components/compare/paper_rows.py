@@ -121,7 +121,7 @@ def paper_table(
         wanted: which table.
     """
     job, (own, *_) = comparison.job, runs
-    costs, main = {(case.row, case.seed): case.cost() for case in cases(comparison, out)}, own_entry(job)
+    of_case, main = {(case.row, case.seed): case for case in cases(comparison, out)}, own_entry(job)
     known = read_tables(job)
     table, plain = known.table(wanted.table), wanted.table == MAIN and not wanted.level
     rows = {}
@@ -130,7 +130,8 @@ def paper_table(
         rows[name] = TableRow(
             title=table.rows.get(name, entry.title),
             runs=found,
-            costs=[costs[name, run.info["seed"]] for run in found],
+            costs=[of_case[name, run.info["seed"]].cost() for run in found],
+            data=[of_case[name, run.info["seed"]].data() for run in found],
             simple=entry.simple,
             published=published(entry, job) if plain else table.published.get(name, {}).get(wanted.level, {}),
             note=entry.note,

@@ -96,13 +96,15 @@ class Case:
         return json.loads(self.cost_file.read_text(encoding="utf-8")) if self.cost_file.is_file() else {}
 
     def data(self) -> str:
-        """Which data the run is made on: the folder of the sites or, without one, the settings of the phantom.
+        """Which data the run is made on: the folder of the sites or, without one, the settings of the phantom; and the
+        size of the images that networks see.
 
         Raises:
             FedMendError: see :func:`fl_components.job.folder.configure_job`.
         """
-        phantom = read_job(self.job, self.changes).site.get("phantom")
-        return json.dumps(self.site_settings.get(DATA_ROOT) or phantom, sort_keys=True)
+        site = read_job(self.job, self.changes).site
+        about = self.site_settings.get(DATA_ROOT) or site.get("phantom"), site.get("image_size")
+        return json.dumps(about, sort_keys=True)
 
     def wanted(self) -> str:
         """Content of the marker: settings and FedMend's version. The numbers also depend on data and weights files.

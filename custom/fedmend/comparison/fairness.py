@@ -18,6 +18,7 @@ class TableRow:
         title: as in the paper.
         runs: finished runs, one per seed.
         costs: what each of them cost, see :meth:`fl_components.compare.runs.Case.cost`; empty where it is unknown.
+        data: what each of them was made on, in any words.
         simple: one of the simple baselines.
         published: metric → number that the paper printed, in points of 100.
         note: why the row trains otherwise than the others, by design.
@@ -26,6 +27,7 @@ class TableRow:
     title: str
     runs: Sequence[RunFiles]
     costs: Sequence[Mapping]
+    data: Sequence[str] = ()
     simple: bool = False
     published: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
@@ -57,6 +59,8 @@ def _verdict(row: TableRow, first: TableRow) -> Fairness:
     pairs = list(zip(row.runs, row.costs, first.runs, first.costs, strict=True))
     if any(_sizes(run) != _sizes(other) for run, _, other, _ in pairs):
         return Fairness(False, "not comparable: other sites or samples than in the first row")
+    if row.data != first.data:
+        return Fairness(False, "not comparable: other data, or another size of images, than in the first row")
     different = []
     if any(cost["initial_model"] != other["initial_model"] for _, cost, _, other in pairs):
         different.append("other initial weights")

@@ -55,6 +55,16 @@ def test_other_data_are_never_comparable():
     )
 
 
+def test_rows_of_as_many_samples_with_other_labels_are_not_comparable():
+    rows = {
+        name: TableRow(title=name, runs=[run()], costs=[cost()], data=[data], note="it folds")
+        for name, data in (("own", "1 class at each site"), ("other", "3 classes at each site"))
+    }
+    found = judge(rows)["other"]
+    said = "not comparable: other data, or another size of images, than in the first row"
+    assert (found.comparable, found.footnote) == (False, said)
+
+
 def test_a_run_without_a_record_is_not_comparable():
     found = verdict({})
     assert not found.comparable

@@ -168,6 +168,14 @@ def test_the_table_has_the_rows_of_whole_seeds_with_what_the_files_say_of_them(j
     assert found.left_out == {"Late": "expected more"}
 
 
+def test_the_table_knows_which_rows_have_other_data_or_another_size_of_images(tmp_path):
+    rows = ["fedavg", "fedavg+phantom.annotated_per_site=2", "fedavg+image_size=64"]
+    runs = {row: [RunFiles(None, {"seed": 0}, {}, (), (), {})] for row in ("fedmlp", *rows)}
+    found = paper_table(Comparison(JOBS / "fedmlp_ich", rows, [0]), runs, {}, tmp_path / "out")
+    own, *others = (row.data for row in found.rows.values())
+    assert [data == own for data in others] == [True, False, False]
+
+
 def test_the_table_knows_the_primary_measure_why_a_row_differs_and_that_nobody_printed_a_number(job, tmp_path):
     preset = job / "variants" / "paper.json"
     content = json.loads(preset.read_text())
