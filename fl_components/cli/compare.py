@@ -89,7 +89,7 @@ def _compare(args: argparse.Namespace) -> None:
         args.vary = args.vary or 1
         args.seeds = list(range(args.federations * args.vary))
     if args.vary:
-        args.set = [*varied_settings(job, args.data or "", args.site), *args.set]
+        args.set = [*varied_settings(job, args.data or "", args.site, args.variants), *args.set]
     if args.levels and args.sweep:
         raise FedMendError("--levels: expected no --sweep beside it, both are columns of the table")
     if args.data and (args.sites or args.levels):

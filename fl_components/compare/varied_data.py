@@ -7,10 +7,10 @@ from pathlib import Path
 from fedmend.errors import FedMendError
 from fedmend.phantoms.sites import phantoms
 from fl_components.compare.runs import DATA_ROOT, SEED
-from fl_components.job.folder import read_job
+from fl_components.job.folder import Changes, read_job
 
 
-def varied_settings(job: Path, data: str, site_words: Sequence[str]) -> list[str]:
+def varied_settings(job: Path, data: str, site_words: Sequence[str], variants: Sequence[str] = ()) -> list[str]:
     """Settings by which each federation has data of its own.
 
     Every seed of the job's phantom becomes the federation's number, those of partition and noise with a digit before
@@ -21,6 +21,7 @@ def varied_settings(job: Path, data: str, site_words: Sequence[str]) -> list[str
         job: job folder.
         data: folder of the sites, or "".
         site_words: ``field=value`` of ``fedmend.json``.
+        variants: of all rows, which may have another phantom.
 
     Raises:
         FedMendError: a path without ``{SEED}``, or a job without a phantom.
@@ -33,7 +34,7 @@ def varied_settings(job: Path, data: str, site_words: Sequence[str]) -> list[str
                 " different --seed, got none"
             )
         return []
-    phantom = read_job(job).site.get("phantom") or {}
+    phantom = read_job(job, Changes(variants=variants)).site.get("phantom") or {}
     cls = phantoms().get(phantom.get("dataset", ""))
     if cls is None:
         raise FedMendError(f"--vary data: expected a job with a phantom or --data with {SEED} in it, got neither")

@@ -29,6 +29,11 @@ def test_partition_and_noise_are_drawn_anew_from_streams_of_their_own():
     assert words == ["phantom.seed={SEED}", "phantom.noise_seed=1{SEED}", "phantom.partition_seed=2{SEED}"]
 
 
+def test_a_variant_with_another_phantom_varies_the_seeds_of_that_one():
+    words = varied_settings(JOBS / "closed_form", "", [], ["noisy_sites"])
+    assert words == ["phantom.seed={SEED}", "phantom.noise_seed=1{SEED}", "phantom.partition_seed=2{SEED}"]
+
+
 def test_folders_of_sites_need_the_number_in_their_path():
     job = JOBS / "fednoro_ich"
     assert varied_settings(job, "/data/mri-{SEED}", []) == []
