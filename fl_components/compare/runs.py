@@ -129,7 +129,8 @@ def cases(comparison: Comparison, out: Path) -> list[Case]:
         FedMendError: no job that trains, or two rows of one name.
     """
     rows = [str(read_job(comparison.job).run.get("method") or "method"), *comparison.rows]
-    if len(set(rows)) < len(rows):
+    folders = {row: re.sub(r"[^\w.=+-]", "_", row) for row in rows}
+    if len({*folders.values()}) < len(rows):
         raise FedMendError(f"--rows: expected different rows, none of them {rows[0]}, got {','.join(rows[1:])}")
     chosen = {row: (*comparison.variants, *(w for w in row.split("+") if "=" not in w)) for row in rows[1:]}
     chosen = {rows[0]: tuple(comparison.variants), **chosen}
@@ -141,7 +142,7 @@ def cases(comparison: Comparison, out: Path) -> list[Case]:
         number = comparison.number(seed)
         settings = _assigned([*common, *(w for w in row.split("+") if "=" in w)], number)
         changes = Changes(named | settings | {"seed": seed}, chosen[row], comparison.sites)
-        workspace = out / re.sub(r"[^\w.=+-]", "_", row) / f"seed-{seed}"
+        workspace = out / folders[row] / f"seed-{seed}"
         found.append(Case(row, seed, workspace, comparison.job, changes, _assigned(comparison.site_words, number)))
     return found
 

@@ -140,6 +140,7 @@ def test_runs_of_other_settings_or_another_version_are_neither_mixed_nor_overwri
     ("rows", "sentence"),
     [
         (["plain", "plain"], "--rows: expected different rows, none of them own, got plain,plain"),
+        (["mu=/1", "mu=_1"], "--rows: expected different rows, none of them own, got mu=/1,mu=_1"),  # one folder
         (["own"], "--rows: expected different rows, none of them own, got own"),
         (["plane"], "variant: expected one of big, plain, got 'plane'"),
         (["plain+mu=x"], "job variable mu: expected a whole number, got 'x'"),
