@@ -31,7 +31,7 @@ CREATE INDEX IF NOT EXISTS verdicts_of_a_label ON verdicts (sample, label_class)
 
 
 class JudgedMeanwhile(FedMendError):
-    """Somebody else has judged a label after it was shown."""
+    """Somebody else has judged a label, or a rule has repaired it anew, after it was shown."""
 
 
 @dataclass(frozen=True)

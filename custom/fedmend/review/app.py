@@ -254,6 +254,8 @@ class Pages:
         following = self._following(choice, (item.sample, item.label_class))
         text, seen = str(form.get("value", "")), str(form.get("seen", ""))
         try:
+            if form.get("shown", item.shown) != item.shown:
+                raise JudgedMeanwhile("verdict: expected a label as it was shown, it was repaired anew; look again")
             if word == "back":
                 self._desk.take_back(item, reviewer=self._reviewer, seen=seen)
             else:

@@ -75,6 +75,12 @@ class Item:
     changed: bool = False
 
     @property
+    def shown(self) -> str:
+        """Tells the repair that a page showed from one that came later."""
+        about = self.label_class, self.new, self.rule, self.round_num, self.confidence
+        return f"{crc32(repr(about).encode()):08x}"
+
+    @property
     def judged(self) -> bool:
         """Whether a person has decided about it."""
         return self.verdict is not None and not self.changed

@@ -8,11 +8,13 @@ import socket
 import sqlite3
 import sys
 
+import numpy as np
 import pytest
 from cli_calls import call
 from factories import ROOT
-from review_factories import Browser, make_desk, make_mask_run, make_run
+from review_factories import RULE, Browser, make_desk, make_mask_run, make_run
 
+from fedmend.repairs.label_ledger import Repairs
 from fedmend.repairs.verdicts import ACCEPT, REJECT
 from fedmend.review import exports
 from fedmend.review.desk import Desk
@@ -54,6 +56,15 @@ def without_cookie(browser):
 def two_people(browser):
     assert Browser(Desk(browser.desk.folder)).judge(0, ACCEPT).status_code == 303
     return browser.judge(0, REJECT)
+
+
+def repaired_anew(browser):
+    shown = re.search('name="shown" value="([0-9a-f]{8})"', browser.get("/item/0/1").text)[1]
+    desk = browser.desk
+    desk.ledger.record(RULE, 0, desk.data.train.labels, Repairs(*np.array([0, 1, 0, 0.9])[:, None]))
+    answer = browser.judge(0, ACCEPT, shown=shown)
+    assert desk.ledger.verdicts() == []
+    return answer
 
 
 def taken_back(browser):
@@ -102,6 +113,7 @@ ON_THE_PAGE = {
     "a path in the place of a number": lambda b: b.get("/picture/..%2f..%2fetc%2fpasswd.png"),
     "a sample or class that there is not": lambda b: b.get("/item/99/1"),
     "an image that there is not": lambda b: b.get("/picture/99.png"),
+    "a rule repairs a label anew after it was shown": repaired_anew,
     "a label that nothing repaired, or whose repair was taken back meanwhile": taken_back,
     "two people judge the same label": two_people,
     "another word": lambda b: b.judge(0, "perhaps"),
