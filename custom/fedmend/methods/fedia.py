@@ -237,9 +237,9 @@ class FedIA(SliceMethod):
             True; False: nothing was marked, as it would have been too much (D12).
         """
         own, estimate = site.ledger.judged(site.data.train.masks) > 0, completeness(np.array(lesions or (0, 0)))
-        threshold, marked = self.threshold, int(own.sum())
+        threshold, marked, closed = self.threshold, int(own.sum()), own | site.ledger.refused()
         if self.volume_prior and estimate:
-            unmarked = (p[~own[index]] for index, p in infer_masks(model, site.data.train, site))
+            unmarked = (p[~closed[index]] for index, p in infer_masks(model, site.data.train, site))
             threshold = threshold_for(unmarked, marked * (1 / estimate - 1))
         added, confidence = unmarked_lesions(model, site, threshold, extent=min(self.extent, threshold))
         if (pixels := int((added & ~own).sum())) > self.most_added * marked > 0:

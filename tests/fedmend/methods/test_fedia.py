@@ -19,6 +19,7 @@ from fedmend.methods.fedia import (
     FedIAWorkflow,
     uncorrected,
 )
+from fedmend.repairs.verdicts import REJECT, Verdict
 
 SIZE = 16
 T = 4  # rounds of the warm-up
@@ -336,6 +337,24 @@ def test_a_correction_that_marks_more_than_can_be_missing_waits_for_a_later_mode
     assert played.round(6, loss_of(0.1)) == DONE
     assert played.site.ledger.added().sum() == 114
     assert {row["round"] for row in played.site.ledger.history()} == {6}
+
+
+def test_pixels_that_people_have_refused_are_not_added_and_take_no_place_of_others(tmp_path):
+    sure = np.where(MASKS > 0, 0.95, 0.1)
+    sure[2].flat[:115] = 0.9  # more than most_added allows
+    sure[2, 15, 15] = 0.85
+    for folder, options in (("fixed", {}), ("prior", {"volume_prior": True})):
+        played = Played(tmp_path / folder, FedIA(**options), probabilities=sure)
+        refused = np.zeros(MASKS.shape, dtype=bool)
+        refused[2].flat[:115] = True
+        played.site.ledger.record("fedia.correction", 0, refused, np.full(len(MASKS), 0.9))
+        played.site.ledger.judge(Verdict(2, 0, REJECT, 0, 115, "fedia.correction", 0, "AB"))
+        played.site.ledger.undo()  # of another run
+        played.warm_up(FLAT)
+        played.round(4, loss_of(0.1))
+        assert played.round(5, loss_of(0.1)) == DONE
+        assert np.argwhere(played.site.ledger.added()).tolist() == [[2, 15, 15]]
+        assert [row["new"] for row in played.site.ledger.history() if row["in_force"]] == [1]
 
 
 @pytest.mark.parametrize(("most", "flag"), [(20.0, DONE), (0.0, DONE), (19.0, TRIGGERED)])

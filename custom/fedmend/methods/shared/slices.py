@@ -77,11 +77,11 @@ class Relabelling:
 
 
 def unmarked_lesions(model: nn.Module, site: Site, threshold: float, *, extent: float) -> tuple[np.ndarray, np.ndarray]:
-    """What a model is sure of and the site has not marked, in the slices of its training split.
+    """What a model is sure of and the site has not marked, nor people refused, in the slices of its training split.
 
     Args:
         model: the received one.
-        site: its marks; repairs do not count.
+        site: its marks, repairs do not count; and what people of it have refused.
         threshold: of :func:`fedmend.methods.shared.lesions.whole_components`.
         extent: of the same.
 
@@ -89,9 +89,10 @@ def unmarked_lesions(model: nn.Module, site: Site, threshold: float, *, extent: 
         (N, H, W) bool, and (N,) mean probability of these pixels of a slice, 0 where there is none.
     """
     masks = site.data.train.masks
+    closed = (masks > 0) | site.ledger.refused()
     added, confidence = np.zeros(masks.shape, dtype=bool), np.zeros(len(masks))
     for index, probability in infer_masks(model, site.data.train, site):
-        new = whole_components(probability, threshold, extent=extent) & (masks[index] == 0)
+        new = whole_components(probability, threshold, extent=extent) & ~closed[index]
         added[index] = new
         confidence[index] = (probability * new).sum((1, 2)) / np.maximum(new.sum((1, 2)), 1)
     return added, confidence
