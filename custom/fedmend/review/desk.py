@@ -228,7 +228,7 @@ class Desk:
             label_class, label = value, 1
         elif value is not None:
             label = value
-        if not 0 <= label_class < len(self.classes) or (not self.masks and label not in (0, 1)):
+        if not 0 <= label_class < len(self.classes) or (value is not None and (self.masks or label not in (0, 1))):
             raise FedMendError("verdict, label: expected one of the job's, got another")
         if word == RELABEL and (label_class, label) == (item.label_class, item.new):
             word = ACCEPT

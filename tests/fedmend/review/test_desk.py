@@ -172,6 +172,9 @@ def test_another_label_is_one_of_the_job(tmp_path):
     desk = make_desk(tmp_path, *TAGS)
     with refused("verdict, label: expected one of the job's, got another"):
         desk.judge(desk.item(0, 1), RELABEL, reviewer="AB", value=2)
+    masks = Desk(make_mask_run(tmp_path / "masks", 1))
+    with refused("verdict, label: expected one of the job's, got another"):
+        masks.judge(masks.item(1, 0), RELABEL, reviewer="AB", value=9)
     with refused("review: expected a label that was repaired or is doubted, got another; look at the queue"):
         desk.item(5, 2)
     with refused("verdict: expected one to take back, found none"):
