@@ -27,7 +27,7 @@ def tell_of_other_data(where: str, run: str, verdicts: int) -> None:
         verdicts: their number.
     """
     if verdicts:
-        LOG.info("%s: %d verdicts of run %s count only there, its data or labels were others", where, verdicts, run)
+        LOG.info("%s: %d verdicts of run %s do not count here: data or labels have changed", where, verdicts, run)
 
 
 def check_types(rows: Sequence[Any], types: Mapping[str, type], where: str) -> None:

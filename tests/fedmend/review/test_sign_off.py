@@ -103,14 +103,8 @@ def test_what_was_judged_in_another_run_or_undone_is_counted_and_can_be_taken_ba
         assert export(desk, tmp_path / folder.parent.name)[0].endswith("2 labels differ from the original")
         found = {c.name: c.numbers for c in class_verdicts(desk)}
         assert found["edema, own labels"] == earlier["edema, own labels"]
-        assert found["fracture"] == (
-            2,
-            1,
-            1,
-            0,
-            0,
-            0,
-        )  # accepted and rejected; what is unsure or unseen is not in force
+        # Accepted and rejected ones; what is unsure or unseen is not in force.
+        assert found["fracture"] == (2, 1, 1, 0, 0, 0)
         assert [(r.initials, r.verdicts) for r in reviewers(desk)] == [("AB", 2), ("CD", 1)]
     desk.take_back(desk.item(0, 1), reviewer="AB", seen=desk.item(0, 1).verdict.name)
     assert export(desk, tmp_path / "out")[0].endswith("1 labels differ from the original")
