@@ -17,6 +17,7 @@ import numpy as np
 import fedmend
 from fedmend.basics.files import make_folder, write_atomically
 from fedmend.data.dicom_files import open_dicom
+from fedmend.data.dicom_groups import GROUPS
 from fedmend.data.dicom_series import Slice, slices_of
 from fedmend.data.dicom_writing import with_all_fields
 from fedmend.data.identity import loose
@@ -148,6 +149,7 @@ def _segmentation(package: OpenedPackage, slices: Sequence[Slice], mask: np.ndar
     datasets = list({id(s.dataset): with_all_fields(s.dataset, *texts) for s in slices}.values())
     if int(datasets[0].get("NumberOfFrames") or 1) > 1:  # highdicom wants the frames as the file has them
         mask = mask[np.argsort([s.frame for s in slices])]
+    _share_geometry(datasets[0])
     algorithm = highdicom.AlgorithmIdentificationSequence(
         name=package.name[:LONGEST], family=codes.DCM.ArtificialIntelligence, version=package.digest[:16]
     )
@@ -178,6 +180,19 @@ def _segmentation(package: OpenedPackage, slices: Sequence[Slice], mask: np.ndar
         **_about(package),
     )
     return _save(made, out / f"SEG-{uid}.dcm")
+
+
+def _share_geometry(image: Any) -> None:
+    """Puts what places all frames of an enhanced file alike into its shared group, where highdicom looks for it; some
+    scanners write it frame by frame."""
+    from pydicom import Dataset
+
+    own, shared = ((image.get(name) or [Dataset()])[0] for name in GROUPS)
+    for name in ("PixelMeasuresSequence", "PlaneOrientationSequence"):
+        if own.get(name):
+            shared[name] = own[name]
+    if len(shared):
+        image.SharedFunctionalGroupsSequence = [shared]
 
 
 # ---- labels ----------------------------------------------------------------------------------------------------------

@@ -52,8 +52,8 @@ def item(**fields):
     return Sequence([one])
 
 
-def enhanced(file, turn):
-    """One file, whose frames stand in the order of their places backwards."""
+def enhanced(file, turn, *, shares=True):
+    """One file, whose frames stand in the order of their places backwards, and have all alike or each its own."""
     shared = Dataset()
     shared.PixelMeasuresSequence = item(PixelSpacing=[2, 1], SliceThickness=3)
     shared.PlaneOrientationSequence = item(ImageOrientationPatient=turn)
@@ -64,6 +64,8 @@ def enhanced(file, turn):
         frame.PlanePositionSequence = item(ImagePositionPatient=place(turn, number))
         frame.FrameContentSequence = item(DimensionIndexValues=[SHAPE[0] - number])
         frames.append(frame)
+        if not shares:
+            frame.update(shared)
     make_dicom(
         file,
         VALUES[::-1],
@@ -74,7 +76,7 @@ def enhanced(file, turn):
         FrameOfReferenceUID="1.2.6",
         SOPInstanceUID="1.2.7.0",
         NumberOfFrames=SHAPE[0],
-        SharedFunctionalGroupsSequence=Sequence([shared]),
+        SharedFunctionalGroupsSequence=Sequence([shared] * shares),
         PerFrameFunctionalGroupsSequence=Sequence(frames),
     )
 
@@ -122,9 +124,10 @@ def test_the_mask_of_a_series_is_that_of_its_volume_and_lies_on_its_slices(tmp_p
     assert plain.SeriesDescription == "run-1, not for clinical use"
 
 
-def test_a_multi_frame_series_has_its_mask_frame_by_frame(tmp_path):
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_multi_frame_series_has_its_mask_frame_by_frame(tmp_path, shares):
     made = make_package(tmp_path, **MASKS, change=balance)
-    enhanced(tmp_path / "in" / "e.dcm", AXIAL)
+    enhanced(tmp_path / "in" / "e.dcm", AXIAL, shares=shares)
     volume(tmp_path / "v.nii.gz", AXIAL)
     found = made.predict(tmp_path / "in", tmp_path / "out", dicom=tmp_path / "dicom")
     made.predict(tmp_path / "v.nii.gz", tmp_path / "out2")
