@@ -173,7 +173,8 @@ def _lacking_decoder(syntax: Any) -> str | None:
 
 
 def _sorted(images: Sequence[DicomImage]) -> list[DicomImage]:
-    """By patient, study and series; a series by the places of its images if all have one, else by their numbers."""
+    """By patient, study and series; a series by the places of its images if all have one, else by their numbers; where
+    these are alike, by file and frame, as in :mod:`fedmend.package.inputs`."""
     series: dict[tuple, list[DicomImage]] = {}
     for image in images:
         key = tuple(image.keys[name] for name in ("PatientID", "StudyInstanceUID", "SeriesInstanceUID"))
@@ -181,5 +182,5 @@ def _sorted(images: Sequence[DicomImage]) -> list[DicomImage]:
     ordered = []
     for _, group in sorted(series.items()):
         placed = np.isfinite([image.place[0] for image in group]).all()
-        ordered += sorted(group, key=lambda image: (image.place[0] if placed else 0.0, *image.place[1:], image.image))
+        ordered += sorted(group, key=lambda image: (image.place[0] if placed else 0.0, image.place[1]))
     return ordered

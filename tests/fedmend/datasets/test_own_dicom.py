@@ -19,6 +19,7 @@ from fedmend.datasets.own_dicom import prepare
 from fedmend.datasets.own_dicom_files import find_images
 from fedmend.datasets.own_site import SiteChoices
 from fedmend.errors import FedMendError
+from fedmend.package.inputs import by_study, find_items
 
 CHOICES = SiteChoices(test_share=0.25, val_share=0)
 AXIAL = [1, 0, 0, 0, 1, 0]
@@ -89,6 +90,16 @@ def test_without_a_place_the_numbers_of_the_images_count(tmp_path):
         position = [0, 0, -10] if name == "a" else []
         place(tmp_path, name, number=number, ImagePositionPatient=position)
     assert [image.image for image in find_images(tmp_path)[0]] == ["c", "b", "a"]
+
+
+def test_frames_of_files_without_place_and_number_stay_together(tmp_path):
+    for n, name in enumerate("ab"):
+        stored = np.full((3, 16, 16), n)
+        place(tmp_path, name, stored=stored, NumberOfFrames=3, InstanceNumber="", ImagePositionPatient=[])
+    names = ["a#0", "a#1", "a#2", "b#0", "b#1", "b#2"]
+    assert [image.image for image in find_images(tmp_path)[0]] == names
+    (study,) = by_study(find_items(tmp_path, modality="CT", volumes=False)[1])
+    assert list(study.images) == names
 
 
 def test_frames_are_images_of_their_own_sorted_along_the_normal(tmp_path):
