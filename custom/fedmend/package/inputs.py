@@ -88,7 +88,7 @@ def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, lis
     """
     left_out = 0
     if source.suffix.lower() == ".csv":
-        root, items = source.parent, _apart(_of_table(source, modality))
+        root, items = source.parent, _apart(_of_table(source, modality, volumes))
     elif source.is_dir():
         root = source
         found = [item for file in _files(source) for item in _items(file, root, modality, volumes)]
@@ -168,7 +168,7 @@ def _by_series(items: Sequence[Item]) -> Iterator[list[Item]]:
         yield sorted(own, key=lambda item: (item.height if placed else 0.0, item.number))  # used at once
 
 
-def _of_table(file: Path, modality: str) -> list[Item]:
+def _of_table(file: Path, modality: str, volumes: bool) -> list[Item]:
     header, rows = read_csv(file, file.name)
     named = {name: [column for column in header if loose(column or "") == name] for name in ("image", "study")}
     if not named["image"]:
@@ -188,7 +188,8 @@ def _of_table(file: Path, modality: str) -> list[Item]:
             known = list(_dicom_items(file.parent / name, name, modality))
         # A word for its study says enough; a UID may be several patients'.
         own = known[0] if known and not study else Item(image, study or name)
-        found.append(Item(image, own.study, uid=own.uid, patient=own.patient))
+        files = (image,) if known and volumes else ()
+        found.append(Item(image, own.study, files=files, uid=own.uid, patient=own.patient))
     return found
 
 

@@ -138,6 +138,14 @@ def test_a_multi_frame_series_has_its_mask_frame_by_frame(tmp_path, shares):
     assert np.array_equal(pixels[::-1, ..., 0].transpose(2, 1, 0), wanted)
 
 
+def test_a_multi_frame_file_that_a_table_names_has_its_segmentation(tmp_path):
+    made = make_package(tmp_path, **MASKS, change=balance)
+    enhanced(tmp_path / "e.dcm", AXIAL)
+    (tmp_path / "list.csv").write_text("image\ne.dcm\n")
+    found = made.predict(tmp_path / "list.csv", tmp_path / "out", dicom=tmp_path / "dicom")
+    assert (len(found.dicom), found.without) == (1, 0)
+
+
 def test_an_empty_mask_is_a_segmentation_too(tmp_path):
     def nothing(network):
         network.classifier.bias.data[:] = network.classifier.bias.new_tensor([100.0, -100.0])
