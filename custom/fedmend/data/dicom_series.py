@@ -60,8 +60,11 @@ def slices_of(files: Sequence[Path], where: str) -> list[Slice]:
             found += [_slice(dataset, frame) for frame in range(frames_of(dataset, file))]
         except UnreadableImage as e:
             raise FedMendError(f"{where}: {e}") from None
-        except OSError:
-            raise
+        except FileNotFoundError:
+            raise FedMendError(f"{where}: expected a file, not found") from None
+        except OSError as e:
+            words = f"expected a file that can be opened, got an error ({type(e).__name__})"
+            raise FedMendError(f"{where}: {words}") from None
         except Exception as e:  # pydicom raises many types for a damaged file
             raise FedMendError(f"{where}: expected DICOM files, got a damaged one ({type(e).__name__})") from None
     first = found[0]

@@ -439,6 +439,17 @@ def test_masks_lie_on_the_grid_of_their_volumes_whatever_their_orientation(tmp_p
     assert rows[2]["problem"].startswith("expected a NIfTI file, got a corrupt or truncated one")
 
 
+def test_a_volume_of_a_table_that_is_not_there_is_a_row_with_the_reason(tmp_path):
+    made = package(tmp_path, "segmentation", "unet_narrow", ["lesion"], window=None, modality="MR")
+    voxels = np.arange(960, dtype=np.float32).reshape(20, 24, 2)
+    nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), tmp_path / "a.nii.gz")
+    (tmp_path / "list.csv").write_text("image\nseries.dcm\na.nii.gz\na.nii.gz#1\n")
+    found = made.predict(tmp_path / "list.csv", tmp_path / "out")
+    problems = [row["problem"] for row in table(tmp_path / "out" / "predictions.csv")]
+    assert problems == ["expected a file, not found", "", "expected a file, not found"]
+    assert found.problems == 2
+
+
 def test_volumes_of_alike_names_have_a_mask_each(tmp_path):
     made = package(tmp_path, "segmentation", "unet_narrow", ["lesion"], window=None, modality="MR")
     names = ["a/b.nii", "a_b.nii", "a/b.nii.gz", "a%2Fb.nii"]
