@@ -248,6 +248,8 @@ def _depth(file: Path) -> int:
 
 
 def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False) -> Iterator[Item]:
+    from pydicom.errors import InvalidDicomError
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -259,8 +261,8 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
                 return
             frames = frames_of(header, file)
             kinds = [kind_of(header, n)[0] for n in range(frames)]
-    except Exception:  # pydicom raises many types
-        if file.suffix.lower() in (".dcm", ".dicom"):
+    except Exception as e:  # pydicom raises many types
+        if not isinstance(e, InvalidDicomError) or file.suffix.lower() in (".dcm", ".dicom"):
             yield Item(name, name, files=(name,))
         return
     if IMAGE in kinds and modality and found and found != modality and not {found, modality} <= FILMS:

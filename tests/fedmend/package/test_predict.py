@@ -164,10 +164,12 @@ def test_all_axial_slices_of_a_volume_are_asked_about_however_it_is_stored(tmp_p
 
 
 @pytest.mark.parametrize("volumes", [False, True])
-def test_a_file_whose_header_says_more_frames_than_it_holds_is_one_item(tmp_path, volumes):
-    make_dicom(tmp_path / "a.dcm", np.zeros((40, 40)), Modality="CT", NumberOfFrames=100_000)
+@pytest.mark.parametrize("name", ["a.dcm", "IM1"])
+def test_a_file_whose_header_says_more_frames_than_it_holds_is_one_item(tmp_path, volumes, name):
+    make_dicom(tmp_path / name, np.zeros((40, 40)), Modality="CT", NumberOfFrames=100_000)
+    (tmp_path / "notes").write_text("no DICOM")
     _, items, _ = find_items(tmp_path, modality="CT", volumes=volumes)
-    assert [item.name for item in items] == ["a.dcm"]
+    assert [item.name for item in items] == [name]
 
 
 def test_a_study_whose_uid_cannot_be_printed_is_called_by_its_file(tmp_path):
