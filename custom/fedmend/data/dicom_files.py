@@ -63,7 +63,7 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
             number, frames = _frame_number(dataset, index)
             if is_colored(dataset):
                 turn = as_radiologists_see(groups_in(dataset, number)("PlaneOrientationSequence"))
-                seen = np.ascontiguousarray(turn(_rgb(dataset, number)))
+                seen = np.ascontiguousarray(turn(_rgb(dataset, number, frames)))
                 return RawImage(as_picture(Image.fromarray(seen), color=color))
             if color:
                 raise UnreadableImage("expected a DICOM file in colour (site.json says color: true), got a grey one")
@@ -303,13 +303,15 @@ def as_radiologists_see(group: "Dataset") -> Callable[[np.ndarray], np.ndarray]:
     return turn
 
 
-def _rgb(dataset: "Dataset", number: int) -> np.ndarray:
+def _rgb(dataset: "Dataset", number: int, frames: int) -> np.ndarray:
     """(H, W, 3) uint8 of one frame; pydicom turns every kind of YBR into RGB."""
     from pydicom.pixels import apply_color_lut, pixel_array
 
     if dataset.get("PhotometricInterpretation") not in _COLORS:
         raise UnreadableImage("expected RGB, YBR or a palette in a DICOM file in colour, got another interpretation")
-    stored = pixel_array(dataset, index=number)
+    stored = pixel_array(dataset, index=number if frames > 1 else None)
+    if stored.ndim > 3 - (dataset.PhotometricInterpretation == PALETTE):  # more pixel data than one frame needs
+        raise UnreadableImage(f"expected one frame, got {len(stored)}")
     if dataset.PhotometricInterpretation == PALETTE:
         stored = apply_color_lut(stored, dataset)[..., :3]  # a fourth channel is how opaque it is
         if stored.dtype == np.uint16:  # tables have 16 bits where scanners show 8; some fill the lower ones alone

@@ -97,6 +97,13 @@ def test_a_frame_in_colour_is_named_behind_a_hash(tmp_path):
         read_image(tmp_path / "a", None, color=True)
 
 
+@pytest.mark.parametrize("frames", ["", 0, 1])
+def test_a_file_in_colour_with_more_frames_than_its_header_says_is_refused(tmp_path, frames):
+    make_colored(tmp_path / "a", np.stack([SKIN, SKIN[::-1]]), NumberOfFrames=frames)
+    with pytest.raises(UnreadableImage, match=r"^expected one frame, got 2$"):
+        read_image(tmp_path / "a", None, color=True)
+
+
 @pytest.mark.parametrize("bits", [8, 16])
 def test_numbers_of_a_palette_become_its_colours(tmp_path, bits):
     table = np.array([[0, 0, 0], [250, 120, 7]], dtype=np.uint8)
