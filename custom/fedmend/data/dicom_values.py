@@ -238,6 +238,8 @@ def _table(item: "Dataset") -> tuple[tuple[float, float], Voi]:
         first -= 2**16
     data = item.LUTData
     if isinstance(data, bytes):
+        if item.original_encoding[1] is False:  # words of a big endian file
+            data = np.frombuffer(data, dtype=">u2").astype("<u2").tobytes()
         data = np.frombuffer(data, dtype="<u2" if len(data) >= 2 * number else "u1")
     grey = np.asarray(data, dtype=np.float64)[:number] / (2**bits - 1)
     if len(grey) < number:

@@ -276,6 +276,20 @@ def test_a_table_of_values_below_0_is_one_also_where_its_first_value_has_lost_th
     assert seen(tmp_path / "a", "file") == [[0, 0, 30, 90, 255, 255]]
 
 
+def test_a_table_in_words_is_read_in_the_byte_order_of_its_file(tmp_path):
+    item = Dataset()
+    item.LUTDescriptor, item.LUTData = [3, 10, 12], np.array([0, 819, 4095], dtype=">u2").tobytes()
+    item["LUTDescriptor"].VR, item["LUTData"].VR = "US", "OW"
+    make_dicom(tmp_path / "a", np.array([[10, 11, 12]], np.int16).byteswap(), VOILUTSequence=Sequence([item]))
+    big, little = Dataset(), pydicom.dcmread(tmp_path / "a")
+    big.file_meta = little.file_meta
+    big.file_meta.TransferSyntaxUID = uid.ExplicitVRBigEndian
+    for element in little:
+        big.add(element)
+    big.save_as(tmp_path / "a", implicit_vr=False, little_endian=False)
+    assert seen(tmp_path / "a", "file") == [[0, 51, 255]]  # 819 / 4095 = 1 / 5
+
+
 # ---- orientation -----------------------------------------------------------------------------------------------------
 AXIAL, CORONAL, SAGITTAL = [1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, -1], [0, 1, 0, 0, 0, -1]
 
