@@ -3,7 +3,7 @@ a file in colour (dermoscopy, photographs, ultrasound) its RGB picture, which ha
 
 Read with pydicom itself and not through MONAI's reader: windowing, MONOCHROME1 and single frames need header fields
 that MONAI's does not hand on; the pixels are those of MONAI's, transposed. pydicom decodes RLE itself, and with Pillow,
-which FedMend needs anyway, JPEG in 8 bits and JPEG 2000; all other kinds need the packages of the extra ``dicom``.
+which FedMend needs anyway, JPEG in 8 bits and JPEG 2000; other kinds need the packages of the extra ``dicom``.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pydicom import Dataset, FileDataset
 
 EXTRA = "pip install 'fedmend[dicom]'"
+OF_12_BITS = "pip install pylibjpeg pylibjpeg-libjpeg"  # for JPEG with losses in 12 bits, which the extra cannot decode
 MOST_FRAMES, FEWEST_BYTES = 100_000, 8  # of a file; of a frame: a compressed one has as many before it begins
 GE_PRIVATE = "1.2.840.113619.5.2"  # a transfer syntax: implicit VR little endian, but pixels of 16 bits big endian
 # Of images that people have and nobody reads here.
@@ -334,17 +335,35 @@ def _check_syntax(dataset: "Dataset", number: int, frames: int) -> None:
     if not syntax.is_encapsulated:
         return
     from pydicom.encaps import get_frame
-    from pydicom.pixels import get_decoder
 
     try:
-        decoder = get_decoder(syntax)
+        lacking = lacking_decoder(dataset)
     except NotImplementedError:
         raise UnreadableImage("expected a transfer syntax for still images, got another") from None
-    if not decoder.is_available:
-        raise UnreadableImage(f"expected a decoder for the transfer syntax {syntax.name} ({EXTRA}), got none installed")
+    if lacking:
+        words = f"expected a decoder for the transfer syntax {syntax.name} ({lacking})"
+        raise UnreadableImage(f"{words}, got none installed")
     size = coded_size(get_frame(dataset.PixelData, number, number_of_frames=frames))
     if size is not None and size != (dataset.Rows, dataset.Columns):
         raise UnreadableImage("expected compressed pixels of the size in the DICOM header, got others")
+
+
+def lacking_decoder(dataset: "Dataset") -> str:
+    """What brings a decoder for the compressed pixels of a file where none is installed; nothing where one is.
+
+    Args:
+        dataset: the file, or its header read with BitsStored.
+
+    Raises:
+        NotImplementedError: there is none for its transfer syntax, as for films.
+    """
+    from pydicom.pixels import get_decoder
+    from pydicom.uid import JPEGExtended12Bit
+
+    decoder = get_decoder(syntax := dataset.file_meta.TransferSyntaxUID)
+    if syntax == JPEGExtended12Bit and int(dataset.get("BitsStored") or 8) > 8:
+        return "" if "pylibjpeg" in decoder.available_plugins else OF_12_BITS
+    return "" if decoder.is_available else EXTRA
 
 
 def coded_size(frame: bytes) -> tuple[int, int] | None:

@@ -11,24 +11,27 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedmend.basics.parallel import mapped
 from fedmend.data import dicom_kinds
 from fedmend.data.card import LONGEST_NAME
-from fedmend.data.dicom_files import EXTRA, frames_of, open_dicom
+from fedmend.data.dicom_files import frames_of, lacking_decoder, open_dicom
 from fedmend.data.dicom_kinds import kind_of, modality_of, shows_images, word_of
 from fedmend.data.dicom_series import PLACE, TURN, height_of, number_of
 from fedmend.data.identity import canonical
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES
 from fedmend.errors import FedMendError
 
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
 # What labels can be given for, the finest first.
 KEYS = ("SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
 ABOUT = ("BodyPartExamined", "Laterality", "ImageLaterality", "ViewPosition")
-FIELDS = (*KEYS, *ABOUT, *dicom_kinds.FIELDS, "NumberOfFrames", "InstanceNumber")
+FIELDS = (*KEYS, *ABOUT, *dicom_kinds.FIELDS, "NumberOfFrames", "BitsStored", "InstanceNumber")
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class DicomImage:
 class _File:
     """What a header says of all images of a file."""
 
-    lacking: str  # the transfer syntax that cannot be decoded here
+    lacking: str  # what brings a decoder, where it cannot be decoded here
+    syntax: str
     keys: Mapping[str, str]
     modality: str
     places: Sequence[tuple[float, int, int]]
@@ -81,7 +85,7 @@ def find_images(folder: Path, *, processes: int | None = None) -> tuple[list[Dic
     if not folder.is_dir():
         raise FedMendError("dicom, argument source: expected a folder, not found")
     passed: Counter[str] = Counter()
-    lacking: Counter[str] = Counter()
+    lacking: Counter[tuple[str, str]] = Counter()
     names, images = [], []
     for path in _files(folder):
         reason = _unusable(path, folder)
@@ -92,14 +96,15 @@ def find_images(folder: Path, *, processes: int | None = None) -> tuple[list[Dic
         if isinstance(found, str):
             passed[found] += 1
             continue
-        lacking[found.lacking] += bool(found.lacking)
+        lacking[found.syntax, found.lacking] += bool(found.lacking)
         name = path.relative_to(folder).as_posix()
         for place, kind in zip(found.places, found.kinds, strict=True):
             image = f"{name}#{place[2]}" if len(found.places) > 1 else name
             images.append(DicomImage(image, found.keys, found.modality, place, *kind, found.about))
     if lacking := +lacking:
-        words = ", ".join(f"{name} ({count} files)" for name, count in lacking.most_common())
-        raise FedMendError(f"dicom: expected transfer syntaxes that can be decoded here ({EXTRA}), got also {words}")
+        words = ", ".join(f"{name} ({count} files)" for (name, _), count in lacking.most_common())
+        bring = " and ".join(dict.fromkeys(bring for _, bring in lacking))
+        raise FedMendError(f"dicom: expected transfer syntaxes that can be decoded here ({bring}), got also {words}")
     return _sorted(images), +passed
 
 
@@ -135,7 +140,7 @@ def _images(path: Path) -> str | _File:
             if not shows_images(header):
                 return "DICOM without images, e.g. reports"
             frames = frames_of(header, path)
-            lacking = _lacking_decoder(header.file_meta.TransferSyntaxUID)
+            lacking = _lacking(header)
             if lacking is None:
                 return "DICOM films, or files in a private transfer syntax"
             keys, about = ({n: canonical(word_of(header, n)) for n in names} for names in (KEYS, ABOUT))
@@ -143,7 +148,8 @@ def _images(path: Path) -> str | _File:
             places = [(height_of(header, frame), int(number), frame) for frame in range(frames)]
             kinds = [kind_of(header, frame) for frame in range(frames)]
             about = {name: word for name, word in about.items() if word}
-            return _File(lacking, keys, modality_of(header), places, kinds, about)
+            syntax = header.file_meta.TransferSyntaxUID.name
+            return _File(lacking, syntax, keys, modality_of(header), places, kinds, about)
     except InvalidDicomError:
         return "files of other kinds"
     except Exception:  # pydicom raises many types for a damaged file
@@ -157,17 +163,15 @@ def _tags() -> list:
     return [Tag(name) for name in (*FIELDS, PLACE, TURN)]
 
 
-def _lacking_decoder(syntax: Any) -> str | None:
-    """The name of a transfer syntax that a package could decode that is not here; nothing if it can be decoded; None
-    if none can."""
-    from pydicom.pixels import get_decoder
-
+def _lacking(header: "Dataset") -> str | None:
+    """What brings a decoder for a file that cannot be decoded here; nothing if it can be decoded; None if none can."""
+    syntax = header.file_meta.TransferSyntaxUID
     if syntax.is_private or not syntax.is_transfer_syntax:
         return None
     if not syntax.is_encapsulated:
         return ""
     try:
-        return "" if get_decoder(syntax).is_available else syntax.name
+        return lacking_decoder(header)
     except NotImplementedError:  # films
         return None
 

@@ -15,6 +15,8 @@ from pydicom.encaps import encapsulate
 from fedmend.data.dicom_files import coded_size
 from fedmend.data.raw import UnreadableImage
 from fedmend.data.readers import read_image, read_raw
+from fedmend.datasets.own_dicom_files import find_images
+from fedmend.errors import FedMendError
 
 HU = np.random.default_rng(3).integers(-1024, 3000, (48, 64)).astype(np.int16)
 WIDE = (1000.0, 4000.0)
@@ -142,6 +144,21 @@ def test_a_transfer_syntax_without_decoder_is_named_with_the_packages_that_bring
     )
     with pytest.raises(UnreadableImage, match=sentence):
         read_raw(tmp_path / "a", WIDE)
+
+
+@pytest.mark.parametrize("found", [{}, {"gdcm": None, "pillow": None}])
+def test_lossy_jpeg_in_12_bits_needs_another_package_than_all_other_kinds(tmp_path, monkeypatch, found):
+    make_dicom(tmp_path / "a", HU, BitsStored=12, HighBit=11, PixelRepresentation=0)
+    _encapsulated(tmp_path / "a", b"1234", uid.JPEGExtended12Bit)
+    monkeypatch.setattr(pydicom.pixels.get_decoder(uid.JPEGExtended12Bit), "_available", found)
+    sentence = (
+        r"^expected a decoder for the transfer syntax JPEG Extended \(Process 2 and 4\) \(pip install pylibjpeg"
+        r" pylibjpeg-libjpeg\), got none installed$"
+    )
+    with pytest.raises(UnreadableImage, match=sentence):
+        read_raw(tmp_path / "a", WIDE)
+    with pytest.raises(FedMendError, match=r"here \(pip install pylibjpeg pylibjpeg-libjpeg\), got also JPEG Extended"):
+        find_images(tmp_path)
 
 
 def test_a_film_is_no_transfer_syntax_of_images(tmp_path):
