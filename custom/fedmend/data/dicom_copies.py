@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedmend.data.dicom_files import open_dicom
+from fedmend.data.dicom_files import no_warnings, open_dicom
 
 
 def copies_in(images: Sequence[tuple[str, str]], folder: Path) -> tuple[set[int], int]:
@@ -34,6 +34,7 @@ def copies_in(images: Sequence[tuple[str, str]], folder: Path) -> tuple[set[int]
     return copies, others
 
 
+@no_warnings()
 def _digest(path: Path) -> str:
     """Of the pixels of a file, however they are coded; of its bytes, if they cannot be read."""
     try:

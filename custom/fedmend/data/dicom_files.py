@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,15 @@ _NEEDED_OF_WHOLE = ("BitsStored", "PixelRepresentation")
 _NO_FRAME_HEADER = {0xC4, 0xC8, 0xCC}  # of the markers C0..CF: tables, and one that is reserved
 
 
+@contextlib.contextmanager
+def no_warnings() -> Iterator[None]:
+    """Without those of pydicom, which quote what a header says of a patient."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@no_warnings()
 def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -> RawImage:
     """Reads one frame; see :func:`fedmend.data.readers.read_image`.
 
@@ -58,20 +67,18 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
     from pydicom.errors import InvalidDicomError
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dataset = dicom_file(path, path.stat().st_mtime_ns) if index else dicom_file.__wrapped__(path, 0)
-            number, frames = _frame_number(dataset, index)
-            if is_colored(dataset):
-                turn = as_radiologists_see(groups_in(dataset, number)("PlaneOrientationSequence"))
-                seen = np.ascontiguousarray(turn(_rgb(dataset, number, frames)))
-                return RawImage(as_picture(Image.fromarray(seen), color=color))
-            if color:
-                raise UnreadableImage("expected a DICOM file in colour (site.json says color: true), got a grey one")
-            values, groups = _frame(dataset, number, frames, in_hu=window not in ("file", None))
-            shown = groups("FrameVOILUTSequence")
-            voi = own_voi(shown, wanted=True) if window == "file" else None
-            inverted = dataset.get("PhotometricInterpretation") == "MONOCHROME1"
+        dataset = dicom_file(path, path.stat().st_mtime_ns) if index else dicom_file.__wrapped__(path, 0)
+        number, frames = _frame_number(dataset, index)
+        if is_colored(dataset):
+            turn = as_radiologists_see(groups_in(dataset, number)("PlaneOrientationSequence"))
+            seen = np.ascontiguousarray(turn(_rgb(dataset, number, frames)))
+            return RawImage(as_picture(Image.fromarray(seen), color=color))
+        if color:
+            raise UnreadableImage("expected a DICOM file in colour (site.json says color: true), got a grey one")
+        values, groups = _frame(dataset, number, frames, in_hu=window not in ("file", None))
+        shown = groups("FrameVOILUTSequence")
+        voi = own_voi(shown, wanted=True) if window == "file" else None
+        inverted = dataset.get("PhotometricInterpretation") == "MONOCHROME1"
     except (UnreadableImage, OSError):
         raise
     except InvalidDicomError:
@@ -106,11 +113,10 @@ def _what_else(path: Path) -> str:
     return "expected a DICOM file, got something else"
 
 
+@no_warnings()
 def _own_window(group: "Dataset") -> tuple[float, float] | None:
     """(centre, width) of a header, read when somebody asks: a store of small images took 5 % longer with it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        voi = own_voi(group, wanted=False)
+    voi = own_voi(group, wanted=False)
     return voi and voi[0]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmend.data.dicom_files import frame_values, frames_of, open_dicom
+from fedmend.data.dicom_files import frame_values, frames_of, no_warnings, open_dicom
 from fedmend.data.dicom_groups import group_of, groups_of
 from fedmend.data.dicom_values import header_number
 from fedmend.data.identity import loose
@@ -42,6 +42,7 @@ class Slice:
     thickness: float
 
 
+@no_warnings()
 def slices_of(files: Sequence[Path], where: str) -> list[Slice]:
     """The slices of a series, along the normal of their rows and columns.
 
@@ -135,6 +136,7 @@ def grid_of(slices: Sequence[Slice], where: str) -> np.ndarray:
     return np.diag([-1.0, -1, 1, 1]) @ grid
 
 
+@no_warnings()
 def voxels_of_series(
     slices: Sequence[Slice], where: str, *, window: tuple[float, float] | None
 ) -> tuple[np.ndarray, tuple[float, float] | None]:

@@ -12,7 +12,9 @@ from pydicom import uid
 from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
 
+from fedmend.data.dicom_copies import copies_in
 from fedmend.data.dicom_files import coded_size
+from fedmend.data.dicom_series import slices_of, voxels_of_series
 from fedmend.data.raw import UnreadableImage
 from fedmend.data.readers import read_image, read_raw
 from fedmend.datasets.own_dicom_files import find_images
@@ -93,6 +95,19 @@ def test_a_frame_of_a_multi_frame_file_is_named_behind_a_hash(tmp_path, syntax):
         dataset.save_as(tmp_path / "a")
     for frame in (2, 0, 1):
         assert np.array_equal(read_raw(tmp_path / f"a#{frame}", WIDE).values, stored[frame])
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_warning_quotes_the_header_of_a_series(tmp_path):
+    fields = {"Modality": "MR", "ImageOrientationPatient": [1, 0, 0, 0, 1, 0], "PixelSpacing": [1, 1]}
+    for n in range(2):
+        place = {"ImagePositionPatient": [0, 0, n], "SeriesInstanceUID": "1.2.3456789"}
+        make_dicom(tmp_path / str(n), HU, **fields, **place)
+        content = (tmp_path / str(n)).read_bytes()
+        (tmp_path / str(n)).write_bytes(content.replace(b"1.2.3456789", b"Miller^John"))  # no UID: pydicom warns
+    read_image(tmp_path / "0", None)
+    voxels_of_series(slices_of([tmp_path / "0", tmp_path / "1"], "volume"), "volume", window=None)
+    assert copies_in([("1.2.3", "0"), ("1.2.3", "1")], tmp_path) == ({1}, 0)
 
 
 @pytest.mark.parametrize("frame", ["3", "-1", "x", "1.0"])
