@@ -37,6 +37,7 @@ _PNG_STARTS = b"\x89PNG\r\n"
 _COLORS = {PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
 # Without these a decoder would have to guess; floating numbers have no bits to be named.
 _NEEDED = ("Rows", "Columns", "BitsAllocated", "SamplesPerPixel", "PhotometricInterpretation")
+_PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 _NEEDED_OF_WHOLE = ("BitsStored", "PixelRepresentation")
 _NO_FRAME_HEADER = {0xC4, 0xC8, 0xCC}  # of the markers C0..CF: tables, and one that is reserved
 
@@ -334,7 +335,9 @@ def _deepest_color(dataset: "Dataset") -> int:
 
 
 def _check_syntax(dataset: "Dataset", number: int, frames: int) -> None:
-    """Whether compressed pixels can be decoded here, and have the size that the header says."""
+    """Whether there are pixels, and compressed ones can be decoded here and have the size that the header says."""
+    if not any(dataset.get(name) for name in _PIXELS):
+        raise UnreadableImage("expected pixels in the DICOM file, got none")
     syntax = dataset.file_meta.TransferSyntaxUID
     if syntax.is_private and syntax.is_valid:
         raise UnreadableImage("expected a transfer syntax of the standard, got a private one")

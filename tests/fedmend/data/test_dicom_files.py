@@ -231,6 +231,17 @@ def test_a_field_that_a_header_lacks_is_named(tmp_path, field):
         read_image(tmp_path / "a", WIDE)
 
 
+@pytest.mark.parametrize("syntax", [uid.ExplicitVRLittleEndian, uid.RLELossless], ids=lambda syntax: syntax.keyword)
+def test_a_header_without_pixels_is_called_so(tmp_path, syntax):
+    make_dicom(tmp_path / "a", HU)
+    dataset = pydicom.dcmread(tmp_path / "a")
+    dataset.file_meta.TransferSyntaxUID = syntax
+    del dataset.PixelData
+    dataset.save_as(tmp_path / "a")
+    with pytest.raises(UnreadableImage, match=r"^expected pixels in the DICOM file, got none$"):
+        read_image(tmp_path / "a", WIDE)
+
+
 @pytest.mark.parametrize("word", ["monochrome1", " MONOCHROME1"])
 def test_a_photometric_interpretation_counts_in_whatever_letters(tmp_path, word):
     make_dicom(tmp_path / "a", HU, PhotometricInterpretation="MONOCHROME1")
