@@ -272,9 +272,9 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
         series = word_of(header, SERIES) if frames == 1 else ""
         if series and not UID.fullmatch(series):  # it names files, and a header may say e.g. ../other.nii.gz
             series = f"series-{hashlib.sha256(series.encode(errors='replace')).hexdigest()[:16]}"
-        yield Item(
-            series or name, study, IMAGE if IMAGE in kinds else kinds[0], (name,), word_of(header, SERIES), uid=uid
-        )
+        kind, (height, number) = IMAGE if IMAGE in kinds else kinds[0], _place_of(header, 0)
+        own = word_of(header, SERIES)
+        yield Item(series or name, study, kind, (name,), series=own, height=height, number=number, uid=uid)
         return
     names, series = [name] if frames == 1 else [f"{name}#{n}" for n in range(frames)], word_of(header, SERIES)
     for frame, (one, kind) in enumerate(zip(names, kinds, strict=True)):

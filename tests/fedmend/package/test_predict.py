@@ -489,6 +489,15 @@ def test_copies_of_an_image_count_once(tmp_path, volumes):
     assert len(find_items(tmp_path / "list.csv", modality="CT", volumes=volumes)[1]) == 2
 
 
+@pytest.mark.parametrize("volumes", [False, True])
+def test_slices_of_one_uid_and_the_same_pixels_at_other_places_are_no_copies(tmp_path, volumes):
+    about = {"Modality": "CT", "SeriesInstanceUID": "1.0.1", "ImageOrientationPatient": [1, 0, 0, 0, 1, 0]}
+    for n in range(3):  # air, of which de-identification has made the UIDs one
+        make_dicom(tmp_path / f"{n}.dcm", np.full((4, 4), -1000), ImagePositionPatient=[0, 0, n], **about)
+    _, items, left_out = find_items(tmp_path, modality="CT", volumes=volumes)
+    assert ([name for item in items for name in item.images], left_out) == (["0.dcm", "1.dcm", "2.dcm"], 0)
+
+
 def test_scouts_and_pages_of_doses_of_a_study_are_left_out_unless_there_is_nothing_else(tmp_path):
     slices(tmp_path / "in", count=4)
     for name, types in (
