@@ -47,8 +47,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     compare.add_argument(
         "--data", metavar="DIR", help="site folders site-1, site-2, ... of fedmend prepare (default: the job's phantom)"
     )
-    compare.add_argument("--seeds", type=seeds, default=[0, 1, 2], help="e.g. 0-4 or 0,1,2, the default")
-    compare.add_argument("--federations", type=positive, default=0, metavar="N", help="--seeds 0-(N-1) --vary data")
+    repetitions = compare.add_mutually_exclusive_group()
+    repetitions.add_argument("--seeds", type=seeds, default=[0, 1, 2], help="e.g. 0-4 or 0,1,2, the default")
+    repetitions.add_argument("--federations", type=positive, default=0, metavar="N", help="--seeds 0-(N-1) --vary data")
     compare.add_argument(
         "--vary",
         type=_vary,

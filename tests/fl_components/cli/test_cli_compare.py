@@ -220,6 +220,12 @@ def test_a_time_that_is_none_is_refused(capsys):
     assert "expected a time like 2h, 90m or 300s, got '2'" in capsys.readouterr().err
 
 
+def test_seeds_beside_a_number_of_federations_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["compare", "jobs/x", "--federations", "3", "--seeds", "5-9"])
+    assert "argument --seeds: not allowed with argument --federations" in capsys.readouterr().err
+
+
 def test_ctrl_c_says_that_the_same_command_goes_on(seen, tmp_path, monkeypatch, capsys):
     def interrupted(*given, **options):
         raise KeyboardInterrupt
