@@ -1,14 +1,16 @@
 """Masks of volumes, measured by hand."""
 
 import dataclasses
+import tracemalloc
 
 import nibabel
 import numpy as np
 import pytest
 import torch
+from monai.metrics import compute_panoptic_quality
 from nifti_factories import lesion, make_volume_site, open_volumes
 
-from fedmend.evaluation.masks import _numbered, _volume, measure_masks
+from fedmend.evaluation.masks import OVERLAP, _lesions, _numbered, _volume, measure_masks
 from fedmend.method import Site
 
 
@@ -127,3 +129,30 @@ def test_lesions_that_touch_at_a_corner_are_one():
     mask = np.zeros((3, 3, 3), dtype=bool)
     mask[0, 0, 0] = mask[1, 1, 1] = mask[2, 0, 2] = True
     assert int(_numbered(mask).max()) == 1
+
+
+def test_a_prediction_over_two_lesions_finds_one_of_them():
+    true, said = np.zeros((2, 1, 1, 9), dtype=np.int32)
+    true[..., :3], true[..., 4:8], said[..., :8] = 1, 2, 1
+    assert _lesions(said, true) == [1, 0, 1]
+    assert _lesions(true, said) == [1, 1, 0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lesions_are_counted_as_by_monai(seed):
+    drawn = np.random.default_rng(seed).random((2, 4, 12, 12)) < 0.06
+    said, true = _numbered(drawn[0] | (drawn[1] & (drawn[0].cumsum(2) % 2 > 0))), _numbered(drawn[1])
+    how = {"match_iou_threshold": OVERLAP - 1e-6, "output_confusion_matrix": True}
+    wanted = compute_panoptic_quality(torch.from_numpy(said), torch.from_numpy(true), **how)[:3]
+    assert _lesions(said, true) == wanted.tolist()
+
+
+def test_memory_for_lesions_does_not_grow_with_their_number():
+    many = np.zeros((16, 64, 64), dtype=np.int32)
+    many[::4, ::8, ::8] = np.arange(1, 257).reshape(4, 8, 8)
+    tracemalloc.start()
+    try:
+        assert _lesions(many, many) == [256, 0, 0]
+        assert tracemalloc.get_traced_memory()[1] < 20 * many.nbytes
+    finally:
+        tracemalloc.stop()
