@@ -117,8 +117,12 @@ def affine_of(image: Any) -> np.ndarray:
     Args:
         image: a SpatialImage of nibabel, whose own ``affine`` is in the unit of the header.
     """
-    mm = MILLIMETRES.get(int(image.header.get("xyzt_units", 0)) % 8, 1.0)
-    return np.diag([mm, mm, mm, 1.0]) @ image.affine
+    return np.diag([*[unit_of(image)] * 3, 1.0]) @ image.affine
+
+
+def unit_of(image: Any) -> float:
+    """Millimetres of the unit that the header of a SpatialImage of nibabel names."""
+    return MILLIMETRES.get(int(image.header.get("xyzt_units", 0)) % 8, 1.0)
 
 
 def voxels_of(image: Any) -> np.ndarray:

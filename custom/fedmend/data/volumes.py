@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from fedmend.data.datalist import VolumeItem
 from fedmend.data.raw import UnreadableImage, grey_range
-from fedmend.data.readers import affine_of, open_nifti, voxels_of
+from fedmend.data.readers import affine_of, open_nifti, unit_of, voxels_of
 from fedmend.errors import FedMendError
 
 AFFINE_TOLERANCE = 1e-3  # mm
@@ -97,7 +97,7 @@ def read_pair(item: VolumeItem, where: str, values: Mapping[int, int] = ONE_CLAS
     if found.shape != voxels.shape:
         raise FedMendError(f"{where}: expected a label of the image's shape {voxels.shape}, got {found.shape}")
     # A program that drops the unit of a header leaves the numbers as they are.
-    if not (_same(affine_of(image), affine_of(label)) or _same(image.affine, label.affine)):
+    if not (_same(affine_of(image), affine_of(label)) or _same(image.affine, label.affine, unit_of(image))):
         raise FedMendError(f"{where}: expected a label with the image's affine matrix, got {_which(image, label)}")
     mask = class_numbers(found, values)
     if not (has_value(0, found) | (mask > 0)).all():
@@ -106,17 +106,20 @@ def read_pair(item: VolumeItem, where: str, values: Mapping[int, int] = ONE_CLAS
     return oriented(voxels, image.affine), oriented(mask, label.affine)
 
 
-def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    return one is not None and other is not None and np.allclose(one, other, atol=AFFINE_TOLERANCE, rtol=0)
+def _same(one: np.ndarray | None, other: np.ndarray | None, unit: float = 1.0) -> bool:
+    """Whether two matrices in a unit of so many mm are the same."""
+    return one is not None and other is not None and np.allclose(one, other, atol=AFFINE_TOLERANCE / unit, rtol=0)
 
 
 def _which(image: Any, label: Any) -> str:
     """Which matrix a label has instead of the image's: a header has two, of which some programs write one alone."""
     used, unused = ("sform", "qform") if image.header["sform_code"] else ("qform", "sform")
+    unit = unit_of(image)
     advice = "write the same one as sform and qform into both files"
-    if _same(getattr(image, f"get_{unused}")(coded=True)[0], label.affine):
+    if _same(getattr(image, f"get_{unused}")(coded=True)[0], label.affine, unit):
         return f"that of the image's {unused}, while its {used} counts; {advice}"
-    if any(_same(image.affine, matrix) for matrix in (label.get_sform(coded=True)[0], label.get_qform(coded=True)[0])):
+    others = label.get_sform(coded=True)[0], label.get_qform(coded=True)[0]
+    if any(_same(image.affine, matrix, unit) for matrix in others):
         return f"that of the label's sform, while its qform would fit; {advice}"
     return "another one"
 

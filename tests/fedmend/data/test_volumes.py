@@ -206,6 +206,17 @@ def test_a_label_in_mm_or_without_a_unit_fits_an_image_in_micrometres(tmp_path, 
     assert open_volumes(folder).train.masks.any()
 
 
+@pytest.mark.parametrize("label", [np.diag([1.0, 1.0, 2.5, 1.0]), RAS + 0.5 * np.eye(4, k=3)], ids=["spacing", "place"])
+def test_a_label_in_metres_on_another_grid_is_refused_as_one_in_mm_is(tmp_path, label):
+    folder = make_volume_site(tmp_path / "site")
+    for name, array, affine in (("images", voxels(1), RAS), ("labels", lesion().astype(np.uint8), label)):
+        image = nibabel.Nifti1Image(array, np.diag([0.001, 0.001, 0.001, 1]) @ affine)
+        image.header.set_xyzt_units("meter")
+        nibabel.save(image, folder / name / "case-2.nii.gz")
+    with refused(f"{ITEM}: expected a label with the image's affine matrix, got another one"):
+        open_volumes(folder)
+
+
 SFORM, QFORM = RAS, np.diag([-1.0, 1.0, 2.0, 1.0])  # left and right swapped
 
 
