@@ -113,6 +113,8 @@ def _same(one: np.ndarray | None, other: np.ndarray | None, unit: float = 1.0) -
 
 def _which(image: Any, label: Any) -> str:
     """Which matrix a label has instead of the image's: a header has two, of which some programs write one alone."""
+    if not all(hasattr(file, "get_sform") for file in (image, label)):  # other formats that nibabel reads have one
+        return "another one"
     used, unused = ("sform", "qform") if image.header["sform_code"] else ("qform", "sform")
     unit = unit_of(image)
     advice = "write the same one as sform and qform into both files"

@@ -18,6 +18,7 @@ from nifti_factories import (
     save_scaled,
     voxels,
     with_card,
+    with_item,
     write_nifti,
 )
 
@@ -204,6 +205,17 @@ def test_a_label_in_mm_or_without_a_unit_fits_an_image_in_micrometres(tmp_path, 
         image.header.set_xyzt_units(word)
         nibabel.save(image, folder / name / "case-2.nii.gz")
     assert open_volumes(folder).train.masks.any()
+
+
+@pytest.mark.parametrize("kinds", [("mgz", "nii"), ("nii", "mgz"), ("mgz", "mgz")])
+def test_files_of_freesurfer_on_different_grids_are_one_sentence(tmp_path, kinds):
+    folder, of = make_volume_site(tmp_path / "site"), {"mgz": nibabel.MGHImage, "nii": nibabel.Nifti1Image}
+    image, label = (f"case-2-again.{kind}" for kind in kinds)
+    nibabel.save(of[kinds[0]](voxels(1), RAS), folder / "images" / image)
+    nibabel.save(of[kinds[1]](lesion().astype(np.uint8), IDENTITY), folder / "labels" / label)
+    with_item(folder, number=1, image=image, label=f"labels/{label}")
+    with refused(f"{ITEM}: expected a label with the image's affine matrix, got another one"):
+        open_volumes(folder)
 
 
 @pytest.mark.parametrize("label", [np.diag([1.0, 1.0, 2.5, 1.0]), RAS + 0.5 * np.eye(4, k=3)], ids=["spacing", "place"])
