@@ -106,7 +106,7 @@ def _spacing(split: VolumeSplit, number: int) -> list[float]:
 
     if split.spacing:
         return [split.spacing[2], split.spacing[1], split.spacing[0]]
-    header = nibabel.load(split.items[number].label)
+    header = nibabel.load(split.items[number].image)  # that of the mask may lack the unit
     shape = np.array(header.shape[:3])  # type: ignore[attr-defined]  # a SpatialImage, which its types do not say
     affine = affine_of(header)
     order = nibabel.io_orientation(affine)[:, 0].astype(int)  # axis of the file → axis of the patient
