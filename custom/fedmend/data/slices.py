@@ -326,7 +326,8 @@ def lesions_left(card: SiteCard, name: str, split: VolumeSplit) -> LesionsLeft:
     counts = np.zeros(4, dtype=int)
     for number, item in enumerate(split.items):
         # The label has the grid of the image and stands in for it.
-        volume = read_pair(replace(item, image=item.label), where(number), card.label_values(name, card.classes))[1] > 0
+        pair, values = replace(item, image=item.label), card.label_values(name, card.classes)
+        volume = read_pair(pair, where(number), values, turned=item.image)[1] > 0
         mine = np.flatnonzero(split.case == number)
         used = volume if split.spacing else np.zeros(volume.shape, dtype=bool)
         if not split.spacing:
@@ -356,7 +357,7 @@ def load_complete_masks(card: SiteCard, train: VolumeSplit, classes: Sequence[st
     for number, item in enumerate(train.items):
         place, other = complete[item.name]
         # The site's own label has the grid of the image and is read in a tenth of the time.
-        volume = read_pair(replace(other, image=item.label), where(place), values)[1]
+        volume = read_pair(replace(other, image=item.label), where(place), values, turned=item.image)[1]
         mine = np.flatnonzero(train.case == number)
         if train.spacing:
             masks[mine] = spaced_masks(volume, Grid.of_file(item.image), size, train.spacing)

@@ -77,13 +77,19 @@ def axial_planes(volume: np.ndarray) -> np.ndarray:
     return np.rot90(volume.transpose(2, 0, 1), axes=(1, 2))
 
 
-def read_pair(item: VolumeItem, where: str, values: Mapping[int, int] = ONE_CLASS) -> tuple[np.ndarray, np.ndarray]:
+def read_pair(
+    item: VolumeItem, where: str, values: Mapping[int, int] = ONE_CLASS, *, turned: Path | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Image and mask of one case in RAS.
+
+    Of a volume that lies at 45 degrees the last digits of a matrix decide which axis becomes which, so that one matrix
+    turns all that belongs together.
 
     Args:
         item: the case.
         where: words that name it in messages.
         values: value in the label file → number of its class, from 1; 0 is everything else.
+        turned: file on the same grid whose matrix turns both; None: the image.
 
     Returns:
         (X, Y, Z) float32 voxels as stored, and (X, Y, Z) uint8 numbers of classes, 0 = none of them.
@@ -103,7 +109,8 @@ def read_pair(item: VolumeItem, where: str, values: Mapping[int, int] = ONE_CLAS
     if not (has_value(0, found) | (mask > 0)).all():
         *first, last = map(str, (0, *values))
         raise FedMendError(f"{where}, label: expected the values {', '.join(first)} and {last}, got others")
-    return oriented(voxels, image.affine), oriented(mask, label.affine)
+    affine = image.affine if turned is None else open_nifti(turned).affine
+    return oriented(voxels, affine), oriented(mask, affine)
 
 
 def _same(one: np.ndarray | None, other: np.ndarray | None, unit: float = 1.0) -> bool:

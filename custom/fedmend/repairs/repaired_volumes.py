@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmend.data.readers import voxels_of
+from fedmend.data.readers import open_nifti, voxels_of
 from fedmend.data.slices import VolumeSplit
 from fedmend.data.spaced import Grid, resampled, unframed, upright
 from fedmend.data.volumes import ONE_CLASS, class_numbers, oriented, resize_masks
@@ -33,6 +33,7 @@ def write_repaired(
         something changes; of volumes at one spacing those of the resampled slice.
     """
     import nibabel
+    from nibabel.orientations import ornt_transform
 
     counts = np.zeros((len(split), len(values), 2), dtype=np.int64)
     change, numbers = change.astype(np.int8, copy=False), sorted(values.values())
@@ -45,8 +46,8 @@ def write_repaired(
         if not len(mine):
             continue
         label: Any = nibabel.load(item.label)
-        orientation = nibabel.io_orientation(label.affine)
-        volume = oriented(class_numbers(voxels_of(label), values), label.affine)
+        affine = open_nifti(item.image).affine  # which turned the slices
+        volume = oriented(class_numbers(voxels_of(label), values), affine)
         if split.spacing:
             own = split.masks[mine]
             seen = own, repaired(own, change[mine])
@@ -58,7 +59,7 @@ def write_repaired(
                 counts[row, :, 0] = _voxels_of(numbers, plane[None])[0]
                 plane[:] = np.rot90(repaired_plane(np.rot90(plane), change[row]), -1)
                 counts[row, :, 1] = _voxels_of(numbers, plane[None])[0]
-        back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
+        back = ornt_transform(nibabel.io_orientation(np.eye(4)), nibabel.io_orientation(affine))
         repaired_volume = nibabel.apply_orientation(written[volume], back).reshape(label.shape)
         file = folder / f"{number + 1:03d}-{Path(item.name).name}"
         header = label.header.copy()

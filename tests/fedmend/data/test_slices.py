@@ -3,6 +3,7 @@ import logging
 import os
 import shutil
 
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from nifti_factories import (
 from fedmend.data import slices
 from fedmend.data.card import load_card
 from fedmend.data.slices import LesionsLeft, lesions_left, load_complete_masks
+from fedmend.repairs.repaired_volumes import write_repaired
 
 
 def stores(folder):
@@ -232,6 +234,28 @@ def test_complete_masks_are_those_of_the_training_slices(tmp_path):
     assert (complete.shape, complete.dtype) == (train.masks.shape, np.uint8)
     assert complete.sum((1, 2)).tolist() == [1, 7, 0]
     assert train.masks.sum((1, 2)).tolist() == [0, 6, 4]
+
+
+def test_a_mask_at_45_degrees_is_turned_as_its_volume(tmp_path):
+    mask = lesion(shape=(8, 8, 8))
+    folder = make_volume_site(tmp_path / "site", [mask], complete=[mask], test=(), window=GREY)
+    for name, angle, array in (
+        ("images/case-1.nii.gz", 45.001, np.where(mask, 1000, 1 + np.arange(8)).astype(np.int16)),
+        ("labels/case-1.nii.gz", 44.999, mask),  # written by another program
+        ("truth/labels/case-1.nii.gz", 45.001, mask),
+    ):
+        c, s = np.cos(np.deg2rad(angle)), np.sin(np.deg2rad(angle))
+        write_nifti(folder / name, array, np.array([[1, 0, 0, 0], [0, c, -s, 0], [0, s, c, 0], [0, 0, 0, 1]]))
+    train = open_volumes(folder).train
+    assert np.array_equal(train.masks > 0, train.images == 1)
+    card = load_card(folder, "site-1")
+    assert np.array_equal(load_complete_masks(card, train, ["lesion"]), train.masks)
+    left = lesions_left(card, "train", train)
+    assert (left.slices, left.slices_left) == (3, 3)
+
+    change = -(train.masks > 0).astype(np.int8)
+    write_repaired(train, change, tmp_path / "repaired")
+    assert not np.asarray(nibabel.load(tmp_path / "repaired" / "001-case-1.nii.gz").dataobj).any()
 
 
 def test_complete_masks_may_be_unknown(tmp_path):
