@@ -63,7 +63,8 @@ def singlelabel_bootstrap(logits: np.ndarray, labels: np.ndarray, persons: np.nd
 
 
 def segmentation_bootstrap(counts: Sequence[np.ndarray], persons: np.ndarray) -> Intervals:
-    """Intervals of the mean Dice of slices and of volumes.
+    """Intervals of the mean Dice of slices and of volumes; none of a class that one patient alone has, whose Dice would
+    be that of this patient again and again.
 
     Args:
         counts: V arrays (C, 7), those of :func:`fedmend.kinds.segmentation.segmentation_counts` of each volume alone.
@@ -72,12 +73,14 @@ def segmentation_bootstrap(counts: Sequence[np.ndarray], persons: np.ndarray) ->
     column = dict(zip(SEGMENTATION_COUNTS, np.moveaxis(np.stack(counts), 2, 0).astype(float), strict=True))
     owned = np.arange(int(persons.max()) + 1)[:, None] == persons
     times = np.concatenate([*_draws(len(owned))])
-    rows = {}
+    means, rows = {}, {}
     for name, above, below in (("dice", "slice_dice", "slices"), ("volume_dice", "volume_dice", "volumes")):
         sums, number = (times @ (owned @ column[part]) for part in (above, below))
-        rows[name] = np.divide(sums / DICE_UNIT, number, out=np.full(sums.shape, np.nan), where=number > 0).T
-    measured = {name: values for name, values in rows.items() if np.isfinite(values).any()}
-    return _intervals(measured, measured)
+        dice = np.divide(sums / DICE_UNIT, number, out=np.full(sums.shape, np.nan), where=number > 0).T
+        having = owned @ column[below] > 0
+        if having.any(1).sum() > 1:
+            means[name], rows[name] = dice, np.where(having.sum(0)[:, None] > 1, dice, np.nan)
+    return _intervals(means, {name: values for name, values in rows.items() if np.isfinite(values).any()})
 
 
 def _draws(people: int) -> Iterator[np.ndarray]:

@@ -79,6 +79,20 @@ def test_dice_of_volumes_is_drawn_patient_by_patient():
     assert apart.macro["dice"] == pytest.approx([0.2, 0.8])
 
 
+def test_dice_of_a_class_that_one_patient_alone_has_has_no_interval():
+    def counts(dice):
+        return np.array([[n, n * d * DICE_UNIT] * 2 + [0] * 3 for n, d in dice], dtype=np.int64)
+
+    rare, common = [(1, 0.25), (0, 0), (0, 0)], [(1, 0.5), (1, 0.75), (0, 0)]
+    patients = np.array([0, 1, 2])
+    found = segmentation_bootstrap([counts(both) for both in zip(rare, common, strict=True)], patients)
+    for name in ("dice", "volume_dice"):
+        assert found.per_class[name] == [None, pytest.approx([0.5, 0.75])]
+        assert found.macro[name] == pytest.approx([0.375, 0.75])  # the first patient alone, and the second
+    alone = segmentation_bootstrap([counts([one]) for one in rare], patients)
+    assert (alone.macro, alone.per_class) == ({}, {})
+
+
 def test_nothing_is_measured_of_a_class_with_one_label_value():
     logits, labels = RNG.normal(size=(20, 1)), np.zeros((20, 1), dtype=int)
     found = multilabel_bootstrap(logits, labels, np.arange(20))
