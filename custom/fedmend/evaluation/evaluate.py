@@ -109,8 +109,9 @@ def evaluate(
     grouped = [column.groups(column_of(split, column.name, held.card.site)) for column in columns]
     places = [(place, len(names)) for names, place in grouped]
     kept = held_back(split, places, min_count, one_label=kind.one_label, told=True)
+    far = [] if masks is None else _few_distances(masks, persons_of(split), places, min_count)
     results["groups"] = {
-        column.name: _groups(judged, held, scored, masks, names, place, hidden)
+        column.name: _groups(judged, held, scored, masks, names, place, hidden, far)
         for column, (names, place), hidden in zip(columns, grouped, kept, strict=True)
     }
     return Measured(counts, results)
@@ -170,6 +171,19 @@ def _of_class(lesions: np.ndarray, distances: np.ndarray) -> dict[str, Any]:
     }
 
 
+def _few_distances(
+    masks: Masks, persons: np.ndarray, columns: Sequence[tuple[np.ndarray, int]], fewest: int
+) -> list[int]:
+    """The classes of which some group has HD95 of 1 to ``fewest`` - 1 people: only volumes in which mask and prediction
+    have the class have one. The other groups' would give it away."""
+    found = []
+    for c, known in enumerate(np.isfinite(masks.hd95).T):
+        people = [len(np.unique(persons[known & (place == g)])) for place, groups in columns for g in range(groups + 1)]
+        if any(0 < n < fewest for n in people):
+            found.append(c)
+    return found
+
+
 def _groups(
     judged: Judged,
     held: HeldOut,
@@ -178,8 +192,9 @@ def _groups(
     names: Sequence[str],
     place: np.ndarray,
     hidden: np.ndarray,
+    far: Sequence[int],
 ) -> dict[str, Any]:
-    """Group → its numbers, or why there are none."""
+    """Group → its numbers, or why there are none; ``far``: classes without HD95."""
     split, kind = held.split, kind_of(judged.kind)
     found: dict[str, Any] = {}
     for number, name in enumerate((*names, REST)):
@@ -195,6 +210,8 @@ def _groups(
         part = _part(judged, split, scored, masks, among)
         for row in part.get("calibration", ()):
             del row["bins"]  # one of them may be one person
+        for c in far:
+            part["volumes"][c] |= {"hd95": None, "hd95_volumes": None}
         found[name] = {
             "macro": metrics["macro"],
             "per_class": {k: _shown(v, shown) for k, v in metrics["per_class"].items()},

@@ -201,6 +201,34 @@ def test_volumes_have_groups_too(tmp_path):
     assert few == {"scanner": {"A": "held back", "B": "held back"}}
 
 
+class FindsAll(torch.nn.Module):
+    """Marks all of some volumes, and nothing of the others; a batch is a volume."""
+
+    def __init__(self, volumes):
+        super().__init__()
+        self.volumes, self.asked = volumes, -1
+
+    def forward(self, images):
+        self.asked += 1
+        return images, torch.cat([images * 0, images * 0 + (1 if self.asked in self.volumes else -1)], 1)
+
+
+@pytest.mark.parametrize(("volumes", "of_groups"), [({0, 1, 3, 5}, [None, None]), (range(6), [3, 3])])
+def test_distances_of_few_people_are_in_no_group(tmp_path, volumes, of_groups):
+    folder = with_card(make_volume_site(tmp_path / "site-1", test=[lesion()] * 6), columns=["scanner"])
+    for n in range(6):
+        with_item(folder, number=n, section="test", scanner="AB"[n % 2], patient=f"p{n}")
+    package = make_package(tmp_path, "segmentation", ["lesion"], network="unet_narrow", **NONE)
+    package.network = lambda: FindsAll(volumes)
+    found = package.evaluate(folder, tmp_path / "out", by=["scanner"], min_count=3).results
+    assert found["volumes"][0]["hd95_volumes"] == len(volumes)
+    groups = [found["groups"]["scanner"][name]["volumes"][0] for name in "AB"]
+    assert [group["hd95_volumes"] for group in groups] == of_groups
+    assert [group["hd95"] is None for group in groups] == [n is None for n in of_groups]
+    assert all(group["lesion_f1"] is not None for group in groups)
+    assert (tmp_path / "out" / "evaluation.html").is_file()
+
+
 def test_a_group_of_volumes_without_a_lesion_has_no_dice_and_no_interval(tmp_path):
     masks = [lesion() for _ in range(3)] + [np.zeros((8, 8, 4), bool) for _ in range(3)]
     folder = with_card(make_volume_site(tmp_path / "site-1", test=masks), columns=["cohort"])
