@@ -179,7 +179,7 @@ class RunningFederation(Federation):
             self._save(r + 1)
             if not self._trained:  # training has told of itself
                 self._log.passed(r, self.num_rounds)
-        self._done = self.num_rounds
+        self._round = self._done = self.num_rounds
 
     def train(
         self,

@@ -260,6 +260,23 @@ def test_normalisation_layers_of_their_own_stay_at_the_sites_and_the_package_say
         Package(records / "run-1.fedmend").network()
 
 
+def test_classifiers_are_solved_behind_the_layers_of_the_last_round_also_when_a_job_goes_on(play, monkeypatch):
+    options = {"site": {"norm": "local"}, "refit": True}
+    whole, exchange, asked = play("whole", **options), LocalTransport.exchange, []
+
+    def killed(transport, question, *given):
+        asked.append((question.name, question.round_num))
+        if question.name == "collect":
+            raise FedMendError("killed")
+        exchange(transport, question, *given)
+
+    with monkeypatch.context() as patched, refused("killed"):
+        patched.setattr(LocalTransport, "exchange", killed)
+        play("again", **options)
+    assert asked[-1] == ("collect", 2)  # after two rounds, so that a site takes what it kept in the second
+    assert same_models(model(play("again", **options)), model(whole))
+
+
 def test_a_site_that_ruins_a_round_is_named_and_the_next_job_goes_on_without_it_from_the_last_good_model(
     play, tmp_path
 ):

@@ -36,7 +36,7 @@ def test_rows_that_sites_solve_are_averaged_with_those_that_were_trained(tmp_pat
     weight = initial(["a", "b"])["classifier.weight"] + 2
     assert run.model["classifier.weight"][0] == pytest.approx((weight[0] + [0.0, *[3.0] * 11]) / 2)
     assert run.model["classifier.weight"][1] == pytest.approx(weight[1])
-    assert run.stages[-2:] == [("collect", 1, "refit"), ("evaluate", 2, "evaluate")]
+    assert run.stages[-2:] == [("collect", 2, "refit"), ("evaluate", 2, "evaluate")]
     assert run.decisions("refit") == [(2, {"sites": SITES, "classes": ["a"]})]
     assert np.array_equal(run.transport.saved["global"]["classifier.bias"], run.model["classifier.bias"])
 
@@ -199,7 +199,7 @@ def test_a_site_whose_solved_classifier_is_far_larger_has_no_part_and_is_named(t
     trained = initial(["a", "b"])["classifier.bias"] + 1
     assert run.model["classifier.bias"] == pytest.approx((trained + 1.0) / 2)
     [(_, told)] = run.decisions("refused")
-    assert told["reason"].startswith("site-3: result of round 0, report field head_weights: expected at most 10 times")
+    assert told["reason"].startswith("site-3: result of round 1, report field head_weights: expected at most 10 times")
     off = Run(tmp_path / "off", FedAvgWorkflow(), THREE, collected_answers(heads), refit=True, max_update_factor=0)
     assert off.decisions("refit")[0][1]["sites"] == THREE
 
@@ -208,6 +208,6 @@ def test_more_samples_behind_a_solved_classifier_than_a_site_has_are_refused(tmp
     heads = {site: head(1.0, [10, 10]) for site in SITES} | {"site-3": head(-1.0, [10**9, 10])}  # each has 20
     run = Run(tmp_path, FedAvgWorkflow(), THREE, collected_answers(heads), num_rounds=1, refit=True)
     assert (
-        "site-3: result of round 0, report field head_counts: expected numbers from 0 to 20, got 10 to 1e+09"
+        "site-3: result of round 1, report field head_counts: expected numbers from 0 to 20, got 10 to 1e+09"
         in run.stopped
     )
