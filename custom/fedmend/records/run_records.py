@@ -136,6 +136,7 @@ class RunRecords:
         files: Mapping[str, str],
         seconds: float,
         *,
+        rounds: int,
         intervals: Mapping[str, Mapping],
         sites: Mapping[str, Mapping],
         thresholds: Mapping[str, Mapping],
@@ -145,14 +146,14 @@ class RunRecords:
         Args:
             files: what → file.
             seconds: that the job took.
+            rounds: that the final model has seen.
             intervals: split → macro metric of the final model → ends of its interval.
             sites: split → site → metrics of the final model there, with ``intervals``.
             thresholds: ``final`` and ``best`` → what :meth:`fedmend.kinds.Kind.thresholds` gives of each model.
         """
-        final = self.at(self.last_round)
         best_round = next((d["round"] for d in reversed(self.decisions) if d["what"] == "best_model"), None)
         results = {
-            "final": final,
+            "final": self.at(rounds),
             "intervals": dict(intervals),
             "thresholds": dict(thresholds),
             "best": {"round": best_round, **self.at(best_round)},
@@ -160,11 +161,6 @@ class RunRecords:
         results |= {"sites": dict(sites), "files": dict(files), "seconds": round(seconds, 1)}
         write_text(self.folder / RESULTS, json.dumps(results, indent=2))
         self.write()
-
-    @property
-    def last_round(self) -> int | None:
-        """The last round after which the model was evaluated."""
-        return max((m["round"] for m in self._lines[METRICS]), default=None)
 
     def at(self, round_num: int | None) -> dict[str, dict]:
         """Split → macro metrics after a round."""

@@ -256,7 +256,7 @@ class RunningFederation(Federation):
         if (best := self._checkpoint.best_model()) is not None:
             files["best model"] = save_model(best, best=True)
             models[BEST] = best
-        self._log.finish(files, partial(self._packed, models))
+        self._log.finish(files, self.num_rounds, partial(self._packed, models))
         self._hand_over()
 
     # ---- behind them ------------------------------------------------------------------------------------------------

@@ -205,9 +205,9 @@ class RunLog:
         counted = [r.counts for r in results.values()]
         splits = sorted({k for c in counted for k in c})
         merged = {split: np.sum([c[split] for c in counted if split in c], axis=0) for split in splits}
-        self._merged = merged or self._merged
-        metrics = {split: self._census.kind.metrics(*_with_val(self._merged, split)) for split in merged}
-        if merged:
+        metrics = {split: self._census.kind.metrics(*_with_val(merged, split)) for split in merged}
+        if merged or stage == EVALUATE:  # of which there may be none, if sites with such splits are absent
+            self._merged = merged
             self._site_counts = {
                 split: {site: r.counts[split] for site, r in results.items() if split in r.counts} for split in splits
             }
@@ -307,12 +307,16 @@ class RunLog:
         LOG.info(text, self.prefix, round_num + 1, num_rounds, stage, received, sites, seconds, *times)
 
     def finish(
-        self, files: dict[str, str], packed: Callable[[Mapping[str, Mapping]], Mapping[str, str]] = lambda outcomes: {}
+        self,
+        files: dict[str, str],
+        rounds: int,
+        packed: Callable[[Mapping[str, Mapping]], Mapping[str, str]] = lambda outcomes: {},
     ) -> None:
         """Writes results and report and says where everything is.
 
         Args:
             files: what → file.
+            rounds: that the final model has seen.
             packed: writes packages, given ``final`` and ``best`` → what they say of their model; returns what → where.
         """
         folder, kind = self._records.folder, self._census.kind
@@ -329,10 +333,10 @@ class RunLog:
                 k: kind.calibrated(thresholds[k], counts["val"], FEWEST) if "val" in counts else {}
                 for k, counts in counted.items()
             }
-            files = {**files, **packed(self._outcomes(intervals, delivered))}
+            files = {**files, **packed(self._outcomes(rounds, intervals, delivered))}
         files = {**files, "records": str(folder)}
         told: dict[str, Mapping] = {"intervals": intervals["final"], "thresholds": thresholds, "sites": self._sites()}
-        self._records.finish(files, time.monotonic() - self._started, **told)
+        self._records.finish(files, time.monotonic() - self._started, rounds=rounds, **told)
         self._report(folder)
 
     def _report(self, folder: Path) -> None:
@@ -357,9 +361,9 @@ class RunLog:
             }
         return found
 
-    def _outcomes(self, intervals: Mapping, thresholds: Mapping) -> dict[str, dict]:
+    def _outcomes(self, final: int, intervals: Mapping, thresholds: Mapping) -> dict[str, dict]:
         """``final`` and ``best`` → what a package says of the model."""
-        rounds = {"final": self._records.last_round, "best": self._best[1] if self._best else None}
+        rounds = {"final": final, "best": self._best[1] if self._best else None}
         repaired: dict[str, dict[str, int]] = {name: {"positive": 0, "negative": 0} for name in self._classes}
         for line in self._records.latest_repairs:
             for sign in repaired[line["class"]]:

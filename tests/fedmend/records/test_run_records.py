@@ -131,7 +131,7 @@ def test_results_hold_the_last_and_the_best_rounds_metrics(tmp_path):
     records.decision("other", 1, 3)
     alone = {"test": {"site-1": {"macro": {"auc": 0.6}}}}
     told = {"intervals": {"test": {"auc": [0.5, 0.7]}}, "thresholds": {"best": {}}, "sites": alone}
-    records.finish({"model": "model.pt"}, 12.34, **told)
+    records.finish({"model": "model.pt"}, 12.34, rounds=3, **told)
     assert json.loads((tmp_path / "results.json").read_text()) == {
         "final": {"val": {"auc": 0.7}, "test": {"auc": pytest.approx(0.6)}},
         "intervals": {"test": {"auc": [0.5, 0.7]}},
@@ -145,7 +145,7 @@ def test_results_hold_the_last_and_the_best_rounds_metrics(tmp_path):
 
 
 def test_a_run_without_metrics_has_empty_results(tmp_path):
-    RunRecords(tmp_path).finish({}, 1, intervals={}, sites={}, thresholds={})
+    RunRecords(tmp_path).finish({}, 1, rounds=3, intervals={}, sites={}, thresholds={})
     results = json.loads((tmp_path / "results.json").read_text())
     assert (results["final"], results["best"]) == ({}, {"round": None})
 

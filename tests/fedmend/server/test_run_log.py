@@ -134,6 +134,38 @@ def test_counts_of_all_sites_are_pooled(tmp_path):
     assert play(tmp_path, answer).lines("metrics.jsonl")[0]["macro"]["auc"] == 0.75
 
 
+def splits_apart(sites):
+    """Sites of which each has these splits beside its training samples, with AUC 1 in ``test`` and 0.5 in ``val``."""
+    plain = plain_answers({site: [1, 1] for site in sites})
+
+    def answer(site, *rest):
+        result = plain(site, *rest)
+        if result.census:
+            sizes = {"train": 10, **dict.fromkeys(sites[site], 20)}
+            result.census |= {"sizes": sizes, "data": dict.fromkeys(sizes, "0" * 32)}
+        auc = {"test": 1, "val": 0.5}
+        result.counts = {s: histograms(auc[s], auc[s]) for s in sites[site]} if result.counts else {}
+        return result
+
+    return answer
+
+
+def test_numbers_of_an_earlier_model_are_never_those_of_the_final_one(tmp_path):
+    sites = {"site-1": ("val", "test"), "site-2": ()}
+    answer = failing(splits_apart(sites), site="site-1", when=lambda name, r: name == EVALUATE, error="")
+    run = play(tmp_path, answer, sites, min_sites=1, report=True)
+    assert run.stopped == ""
+    results = run.content("results.json")
+    assert [results[name] for name in ("final", "intervals", "sites")] == [{}, {}, {}]
+    assert results["thresholds"]["final"] == {}
+    assert (results["best"]["round"], results["best"]["test"]["auc"]) == (1, 1)
+    package = run.content("run-1.fedmend/package.json")
+    assert [package[name] for name in ("round", "metrics", "intervals", "thresholds")] == [3, {}, {}, {}]
+    page = (run.folder / "report.html").read_text()
+    assert "Latest model, round 2" in page
+    assert "Final model" not in page
+
+
 def test_each_site_has_its_own_metrics_which_add_up_to_the_pooled_ones(tmp_path):
     plain, sent = plain_answers(BOTH), {}
 
