@@ -98,9 +98,9 @@ class RunLog:
         """
         self._first = saved.done
         self._records.restore(saved.records)
-        said = [d["value"]["untrained"] for d in self._records.decisions if d["what"] == UNTRAINED]
-        self._untrained = bool(said and said[-1])
-        self._chosen_by = next((d["value"] for d in reversed(self._records.decisions) if d["what"] == CHOSEN_BY), None)
+        self._untrained = self._latest(UNTRAINED, {"untrained": False})["untrained"]
+        self._chosen_by = self._latest(CHOSEN_BY)
+        chosen_on = self._latest("best_model", {}).get("split", self._choosing_split)
         self._records.decision("resumed", {"at_round": saved.done})
         if saved.changes:
             self._records.decision("changed", saved.changes)
@@ -109,12 +109,16 @@ class RunLog:
             self._records.decision("other_data", dict(other_data), saved.done)
             sites = ", ".join(f"{site} ({', '.join(splits)})" for site, splits in other_data.items())
             self.warn(f"the run goes on with other data from round {saved.done + 1} on, as allow_changes says: {sites}")
-            chooses = [s for s in BEST_SPLITS if any(sizes.get(s) for sizes in self._census.sizes.values())][:1]
-            if self._best and any(split in chooses for splits in other_data.values() for split in splits):
-                self._best = (NOT_CHOSEN, self._best[1])  # whose value is of other samples: any of these counts more
+        others = {split for splits in other_data.values() for split in splits}
+        if self._best and (self._choosing_split != chosen_on or self._choosing_split in others):
+            self._best = (NOT_CHOSEN, self._best[1])  # whose value is of other samples: any of these counts more
         if saved.damaged:
             self._records.decision("checkpoint_damaged", {"at_round": saved.done})
             self.warn(f"the newest checkpoint is damaged; the run goes on from that after round {saved.done}")
+
+    def _latest(self, what: str, otherwise: Any = None) -> Any:
+        """The value of the last decision of this name."""
+        return next((d["value"] for d in reversed(self._records.decisions) if d["what"] == what), otherwise)
 
     def done_before(self, run_name: str, rounds: int, job: str) -> None:
         """Says that no round is left to do, and which ``job`` did the last of all ``rounds``."""
@@ -242,11 +246,17 @@ class RunLog:
         """Site → metrics of the model on that site's samples of a split."""
         return {site: self._census.kind.site_metrics(counts, FEWEST) for site, counts in counted.items()}
 
+    @property
+    def _choosing_split(self) -> str:
+        """The split that chooses the best model, the same in all rounds, whoever is absent; empty: there is none."""
+        sizes = self._census.sizes.values()
+        return next((split for split in BEST_SPLITS if any(own.get(split) for own in sizes)), "")
+
     def _keep_best(self, round_num: int, model: Mapping, *, whole: bool, splits: Sequence[str]) -> None:
         """Keeps the model if it is the best so far. Where too few classes can choose, the last one that was evaluated
         for itself (``whole``) is; the final one is the last of them."""
-        split = next((name for name in BEST_SPLITS if name in splits), None)
-        if split is None or (round_num == 0 and not self._warm_start) or self._untrained:
+        split = self._choosing_split
+        if split not in splits or (round_num == 0 and not self._warm_start) or self._untrained:
             return  # an untrained model may be the luckiest one of a small split
         kind, counts = self._census.kind, self._merged[split]
         chooses = self._choosers(split, kind.choosers(counts), round_num)
@@ -307,10 +317,7 @@ class RunLog:
         LOG.info(text, self.prefix, round_num + 1, num_rounds, stage, received, sites, seconds, *times)
 
     def finish(
-        self,
-        files: dict[str, str],
-        rounds: int,
-        packed: Callable[[Mapping[str, Mapping]], Mapping[str, str]] = lambda outcomes: {},
+        self, files: dict[str, str], rounds: int, packed: Callable[[Mapping[str, Mapping]], Mapping[str, str]]
     ) -> None:
         """Writes results and report and says where everything is.
 

@@ -17,6 +17,18 @@ def play(folder, answer, sites=BOTH, workflow=None, **options):
     return Run(folder, workflow or FedAvgWorkflow(), list(sites), answer, **options)
 
 
+def without_val(answer):
+    """These sites, without a validation split."""
+
+    def answers(site, *rest):
+        result = answer(site, *rest)
+        for part in ("sizes", "data") if result.census else ():
+            del result.census[part]["val"]
+        return result
+
+    return answers
+
+
 def test_a_run_leaves_models_records_and_a_report(tmp_path):
     run = play(tmp_path, plain_answers(BOTH), report=True)
     assert run.stopped == ""
@@ -166,6 +178,17 @@ def test_numbers_of_an_earlier_model_are_never_those_of_the_final_one(tmp_path):
     assert "Final model" not in page
 
 
+def test_the_best_model_is_never_chosen_by_test_samples_while_the_sites_that_validate_are_absent(tmp_path):
+    sites = {"site-1": ("val",), "site-2": ("test",)}
+    answer = failing(splits_apart(sites), site="site-1", when=lambda name, r: r == 2, error="")
+    run = play(tmp_path, answer, sites, min_sites=1)
+    assert run.decisions("best_model") == [(1, {"auc": 0.5, "split": "val"})]
+    assert run.content("results.json")["best"]["val"]["auc"] == 0.5
+    alone = {"site-2": sites["site-2"]}
+    more = play(tmp_path, splits_apart(alone), alone, min_sites=1, num_rounds=5, allow_changes=["num_rounds"])
+    assert more.decisions("best_model")[1:] == [(3, {"auc": 1.0, "split": "test"})]  # which no job can compare
+
+
 def test_each_site_has_its_own_metrics_which_add_up_to_the_pooled_ones(tmp_path):
     plain, sent = plain_answers(BOTH), {}
 
@@ -291,7 +314,7 @@ def test_the_best_model_is_the_one_that_all_evaluated_before_some_sites_trained(
 
 def test_without_a_validation_split_the_test_split_chooses_and_the_records_say_so(tmp_path):
     auc = {0: 0, 1: 0.5, 2: 1, 3: 0.5}
-    run = play(tmp_path, plain_answers(BOTH, counts=lambda r: {"test": histograms(auc[r], auc[r])}))
+    run = play(tmp_path, without_val(plain_answers(BOTH, counts=lambda r: {"test": histograms(auc[r], auc[r])})))
     assert run.decisions("best_model")[-1] == (2, {"auc": 1.0, "split": "test"})
 
 
@@ -372,7 +395,7 @@ def test_repairs_are_written_for_the_classes_that_a_site_lacks(tmp_path):
 
 def test_repaired_masks_are_written_for_the_class_that_is_annotated(tmp_path):
     sites = {"site-1": [1], "site-2": [1]}
-    plain = plain_answers(sites, counts=dice_counts, kind="segmentation")
+    plain = without_val(plain_answers(sites, counts=dice_counts, kind="segmentation"))
 
     def answer(site, question, *rest):
         result = plain(site, question, *rest)
@@ -421,7 +444,7 @@ def test_thresholds_are_chosen_on_validation_for_the_test_split_alone(tmp_path):
 
 def test_without_a_validation_split_the_test_bacc_chooses(tmp_path):
     recalls = {0: (0.2, 0.2), 1: (1, 0.4), 2: (0, 0), 3: (0, 0)}
-    run = play(tmp_path, single_label(recalls, ("test",)), FOUR)
+    run = play(tmp_path, without_val(single_label(recalls, ("test",))), FOUR)
     assert run.decisions("best_model")[-1] == (1, {"bacc": pytest.approx(0.7), "split": "test"})
 
 
