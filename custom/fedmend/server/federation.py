@@ -158,7 +158,7 @@ class RunningFederation(Federation):
         self._evaluated = -1  # last round in which the model was evaluated
         self._trained: set[str] = set()  # sites that have trained in this round
         self._job, self._suspect = (saved.job, saved.suspect) if saved else ("", NOBODY)
-        self._capped = ""  # the site of which it was said last that it counts for less
+        self._capped = log.latest("capped", {"site": ""})["site"]  # of which it was said last that it counts for less
         self._marks = dict(saved.marks) if saved else {}  # site → latest mark of its ledger
         self._data = {**(saved.data if saved else {}), **census.data}
         log.start(self._about())

@@ -21,6 +21,7 @@ from fedmend.server.checkpoint import Checkpoint, Saved
 LOG = logging.getLogger("fedmend.run")
 BEST_SPLITS = ("val", "test")  # the first that there is
 NOT_CHOSEN = float("-inf")  # value of a best model that is the final one because too few classes could choose
+WITHOUT_ANNOTATOR = "classes_without_annotator"
 UNTRAINED = "untrained_model"  # the decision that says so, and later that it is no longer
 
 
@@ -98,9 +99,10 @@ class RunLog:
         """
         self._first = saved.done
         self._records.restore(saved.records)
-        self._untrained = self._latest(UNTRAINED, {"untrained": False})["untrained"]
-        self._chosen_by = self._latest(CHOSEN_BY)
-        chosen_on = self._latest("best_model", {}).get("split", self._choosing_split)
+        self._untrained = self.latest(UNTRAINED, {"untrained": False})["untrained"]
+        self._chosen_by = self.latest(CHOSEN_BY)
+        self._without_annotator = self.latest(WITHOUT_ANNOTATOR, [])
+        chosen_on = self.latest("best_model", {}).get("split", self._choosing_split)
         self._records.decision("resumed", {"at_round": saved.done})
         if saved.changes:
             self._records.decision("changed", saved.changes)
@@ -116,7 +118,7 @@ class RunLog:
             self._records.decision("checkpoint_damaged", {"at_round": saved.done})
             self.warn(f"the newest checkpoint is damaged; the run goes on from that after round {saved.done}")
 
-    def _latest(self, what: str, otherwise: Any = None) -> Any:
+    def latest(self, what: str, otherwise: Any = None) -> Any:
         """The value of the last decision of this name."""
         return next((d["value"] for d in reversed(self._records.decisions) if d["what"] == what), otherwise)
 
@@ -185,7 +187,7 @@ class RunLog:
         missing = [c for c, found in zip(self._classes, np.any(known, axis=0), strict=True) if not found]
         if missing != self._without_annotator:
             self._without_annotator = missing
-            self.decision("classes_without_annotator", missing, round_num)
+            self.decision(WITHOUT_ANNOTATOR, missing, round_num)
             words = "every class has an annotator again"
             if missing:
                 words = f"no site that annotates {', '.join(missing)} took part"

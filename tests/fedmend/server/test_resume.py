@@ -66,6 +66,23 @@ def test_a_run_goes_on_without_the_only_annotator_of_a_class_and_names_the_class
     assert run.rounds() == [1, 2]
 
 
+def test_what_was_said_of_a_run_is_not_said_again_by_the_next_job_and_is_taken_back_by_it(tmp_path):
+    sites, samples = {"site-1": [1, 0], "site-2": [0, 1], "site-3": [1, 0]}, {"site-1": 40, "site-2": 10, "site-3": 10}
+    plain, stopped = plain_answers(sites, samples=samples), {"site-2": (1, 2), "site-1": (2,), "site-3": (2,)}
+
+    def crash(site, question, weights, task, evaluate):
+        if question == TRAIN and task.round_num in stopped[site]:
+            return FedMendError("the site is gone")
+        return plain(site, question, weights, task, evaluate)
+
+    options = {"sites": sites, "min_sites": 2}
+    assert play(tmp_path, crash, **options).stopped
+    run = play(tmp_path, plain, **options)
+    assert run.stopped == ""
+    assert run.decisions("classes_without_annotator") == [(1, ["b"]), (2, [])]
+    assert run.decisions("capped") == [(0, {"site": "site-1", "samples": 40, "counted": 20})]
+
+
 def test_a_finished_run_is_handed_over_again_and_names_the_job_that_did_it(tmp_path, caplog):
     whole = play(tmp_path, repairing)
     for job in ("job-2", "job-3"):
