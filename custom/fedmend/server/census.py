@@ -14,6 +14,7 @@ from fedmend.method import SiteFacts
 from fedmend.preprocessing import Preprocessing, as_told
 
 LOG = logging.getLogger("fedmend.run")
+BEST_SPLITS = ("val", "test")  # the first that there is chooses the best model
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ class Census:
         own = {site: sizes.get("val", 0) for site, sizes in self.sizes.items()}
         counted = capped(own, LARGEST_SHARE)
         return next((site for site in own if counted[site] < own[site]), "")
+
+    @property
+    def choosing_split(self) -> str:
+        """The split that chooses the best model, the same in all rounds, whoever is absent; empty: there is none."""
+        return next((split for split in BEST_SPLITS if any(own.get(split) for own in self.sizes.values())), "")
 
     def fewest(self, asked: Collection[str], least: int) -> int:
         """Fewest valid results of the sites ``asked`` out of which anything may be made: ``least``, and as many as each

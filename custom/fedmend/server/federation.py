@@ -191,14 +191,14 @@ class RunningFederation(Federation):
         average: Average | None = None,
         rows: RowAverage | None = None,
     ) -> dict[str, Answer]:
-        """See :class:`fedmend.method.Federation`. Sites evaluate the received model first, where a round evaluates;
-        where only some are asked to train, all are asked to evaluate before."""
+        """See :class:`fedmend.method.Federation`. Sites evaluate the received model first, where a round evaluates or
+        an earlier job ended with it as the best; where only some are asked to train, all are asked before."""
         started, r = time.monotonic(), self._round
         asked = sorted(self.sites if sites is None else sites)
         if wrong := sorted((set(asked) - set(self.sites)) | (set(asked) & self._trained)):
             raise FedMendError(f"round {r}: expected known sites that have not trained in it yet, got {wrong}")
         self._trained.update(asked)
-        due = r % self._settings.eval_every == 0 and self._evaluated < r
+        due = self._evaluated < r and (r % self._settings.eval_every == 0 or r == self._log.best_round)
         apart = due and asked != sorted(self.sites)
         metrics = self._evaluate() if apart else {}
         tasks, fold = self._tasks(stage, asked, roles, knowledge), Fold(average, rows)

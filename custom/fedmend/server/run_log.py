@@ -15,11 +15,10 @@ from fedmend.records.progress import ASIDE, Progress, curves, last_decisions, re
 from fedmend.records.run_folder import CHOSEN_BY, FEWEST
 from fedmend.records.run_records import RunRecords
 from fedmend.report.report import summary_text, write_report
-from fedmend.server.census import Census
+from fedmend.server.census import BEST_SPLITS, Census
 from fedmend.server.checkpoint import Checkpoint, Saved
 
 LOG = logging.getLogger("fedmend.run")
-BEST_SPLITS = ("val", "test")  # the first that there is
 NOT_CHOSEN = float("-inf")  # value of a best model that is the final one because too few classes could choose
 WITHOUT_ANNOTATOR = "classes_without_annotator"
 UNTRAINED = "untrained_model"  # the decision that says so, and later that it is no longer
@@ -62,6 +61,11 @@ class RunLog:
         self._untrained: bool | None = None  # whether the global model is the initial one; None: no round is done
 
     @property
+    def best_round(self) -> int | None:
+        """Rounds that the best model has seen."""
+        return self._best[1] if self._best else None
+
+    @property
     def folder(self) -> Path:
         """The run folder."""
         return self._records.folder
@@ -102,7 +106,7 @@ class RunLog:
         self._untrained = self.latest(UNTRAINED, {"untrained": False})["untrained"]
         self._chosen_by = self.latest(CHOSEN_BY)
         self._without_annotator = self.latest(WITHOUT_ANNOTATOR, [])
-        chosen_on = self.latest("best_model", {}).get("split", self._choosing_split)
+        chosen_on = self.latest("best_model", {}).get("split", self._census.choosing_split)
         self._records.decision("resumed", {"at_round": saved.done})
         if saved.changes:
             self._records.decision("changed", saved.changes)
@@ -112,7 +116,7 @@ class RunLog:
             sites = ", ".join(f"{site} ({', '.join(splits)})" for site, splits in other_data.items())
             self.warn(f"the run goes on with other data from round {saved.done + 1} on, as allow_changes says: {sites}")
         others = {split for splits in other_data.values() for split in splits}
-        if self._best and (self._choosing_split != chosen_on or self._choosing_split in others):
+        if self._best and (self._census.choosing_split != chosen_on or self._census.choosing_split in others):
             self._best = (NOT_CHOSEN, self._best[1])  # whose value is of other samples: any of these counts more
         if saved.damaged:
             self._records.decision("checkpoint_damaged", {"at_round": saved.done})
@@ -248,16 +252,10 @@ class RunLog:
         """Site → metrics of the model on that site's samples of a split."""
         return {site: self._census.kind.site_metrics(counts, FEWEST) for site, counts in counted.items()}
 
-    @property
-    def _choosing_split(self) -> str:
-        """The split that chooses the best model, the same in all rounds, whoever is absent; empty: there is none."""
-        sizes = self._census.sizes.values()
-        return next((split for split in BEST_SPLITS if any(own.get(split) for own in sizes)), "")
-
     def _keep_best(self, round_num: int, model: Mapping, *, whole: bool, splits: Sequence[str]) -> None:
         """Keeps the model if it is the best so far. Where too few classes can choose, the last one that was evaluated
         for itself (``whole``) is; the final one is the last of them."""
-        split = self._choosing_split
+        split = self._census.choosing_split
         if split not in splits or (round_num == 0 and not self._warm_start) or self._untrained:
             return  # an untrained model may be the luckiest one of a small split
         kind, counts = self._census.kind, self._merged[split]
@@ -372,7 +370,7 @@ class RunLog:
 
     def _outcomes(self, final: int, intervals: Mapping, thresholds: Mapping) -> dict[str, dict]:
         """``final`` and ``best`` → what a package says of the model."""
-        rounds = {"final": final, "best": self._best[1] if self._best else None}
+        rounds = {"final": final, "best": self.best_round}
         repaired: dict[str, dict[str, int]] = {name: {"positive": 0, "negative": 0} for name in self._classes}
         for line in self._records.latest_repairs:
             for sign in repaired[line["class"]]:

@@ -478,6 +478,19 @@ def test_a_server_that_dies_between_best_model_and_checkpoint_goes_on_in_agreeme
     assert again.moved(model=again.transport.saved["best"]) == pytest.approx([2, 2])
 
 
+def test_the_best_model_of_a_finished_run_keeps_its_numbers_where_the_run_gets_more_rounds(tmp_path):
+    answer = plain_answers(BOTH, counts=lambda r: val({0: 0, 2: 0.5, 3: 1, 4: 0.5, 5: 0.5}[r]))
+    play(tmp_path, answer, eval_every=2)
+    more = play(tmp_path, answer, eval_every=2, num_rounds=5, allow_changes=["num_rounds"])
+    assert more.stopped == ""
+    assert [line["round"] for line in more.lines("metrics.jsonl")] == [0, 2, 3, 4, 5]
+    best = more.content("results.json")["best"]
+    assert (best["round"], best["val"]["auc"]) == (3, 1)
+    package = more.content("run-1-best.fedmend/package.json")
+    assert (package["round"], package["metrics"]["val"]["auc"]) == (3, 1)
+    assert more.moved(model=more.transport.saved["best"]) == pytest.approx([3, 3])
+
+
 def test_what_a_workflow_remembers_comes_back_in_the_same_types(tmp_path):
     seen = []
 
