@@ -69,13 +69,14 @@ class Checkpoint:
         self._damaged = False  # the newest checkpoint, which then gives way instead of being kept
 
     def load(self) -> Saved | None:
-        """What an earlier job left, or None.
+        """What an earlier job left, or None; a run that begins anew has no best model either.
 
         Raises:
             FedMendError: the run was another one, or neither of the two checkpoints can be read.
         """
         content = self._read()
         if content is None:
+            self._state.forget(BEST)
             return None
         return Saved(
             content["round"],

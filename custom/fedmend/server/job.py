@@ -95,8 +95,8 @@ class ServerJob:
         components = {"workflow": type(workflow).__name__, **self.made_by}
         made_by = fingerprint(asdict(chosen), self.described, components, weights=start.file)
         checkpoint = Checkpoint(state_dir, chosen.run_name, made_by, chosen.allow_changes, job=self.job_id)
-        log = RunLog(self.folder, spec.classes, checkpoint, self.transport.stream, progress)
         saved = checkpoint.load()
+        log = RunLog(self.folder, spec.classes, checkpoint, self.transport.stream, progress)
         LOG.info("census: every site opens and checks its data")
         there, without = self.transport.sites(), set(chosen.without)
         if unknown := sorted(without - set(there)):

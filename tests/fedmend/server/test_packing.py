@@ -8,9 +8,11 @@ import pytest
 from federation_factories import Run, census, histograms, plain_answers
 from result_factories import PREPARED
 
+from fedmend.errors import FedMendError
 from fedmend.messages import CENSUS
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.records.package_files import package_digest, read_package
+from fedmend.server.checkpoint import Checkpoint
 
 BOTH = {"site-1": [1, 0], "site-2": [0, 1]}
 
@@ -110,6 +112,19 @@ def test_a_trained_model_that_no_round_improves_stays_the_best_one(tmp_path, pac
     assert run.content("run.json")["warm_start"] is True
     cold = play(tmp_path / "cold", plain_answers(BOTH, counts=worse))
     assert cold.decisions("best_model") == [(1, {"auc": 0.5, "split": "val"})]
+
+
+def test_a_run_that_begins_anew_has_no_best_model_of_the_attempt_before(tmp_path, package, monkeypatch):
+    def die(*_given, **_options):
+        raise FedMendError("killed")
+
+    with monkeypatch.context() as dying:
+        dying.setattr(Checkpoint, "save", die)
+        assert play(tmp_path / "second", plain_answers(BOTH), weights=str(package)).decisions("best_model")
+    run = play(tmp_path / "second", plain_answers(BOTH, counts=worse))
+    assert run.decisions("resumed") == []
+    assert run.content("results.json")["best"]["round"] == 1
+    assert run.moved(model=run.transport.saved["best"]) == pytest.approx([1, 1])
 
 
 @pytest.mark.parametrize(
