@@ -140,7 +140,7 @@ class RunLog:
         """Writes ``run.json``."""
         self._records.start(described)
         self._progress.begin(described, self._census.kind.unit)
-        self._draw()
+        self._draw(done=self._first)
 
     def _draw(self, **facts: object) -> None:
         """Brings the picture of the run up to date with the records."""

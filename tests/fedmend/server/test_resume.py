@@ -56,6 +56,20 @@ def test_what_killed_jobs_of_a_run_left_half_written_at_the_server_is_gone_when_
     assert not any(file.exists() for file in left)
 
 
+def test_the_picture_of_a_run_that_goes_on_begins_with_the_rounds_that_are_done(tmp_path):
+    seen = []
+
+    def watched(transport):
+        transport.show = lambda picture: seen.append((picture["state"], picture.get("done")))
+
+    play(tmp_path, crashing(2))
+    play(tmp_path, prepare=watched)
+    assert min(done for state, done in seen if state == "runs" and done is not None) == 2
+    assert seen[-1] == ("finished", 3)
+    again = play(tmp_path, prepare=watched)
+    assert again.content("progress.json")["done"] == 3
+
+
 def test_a_run_goes_on_without_the_only_annotator_of_a_class_and_names_the_class(tmp_path, caplog):
     play(tmp_path, crashing(1))
     left = {"site-1": BOTH["site-1"]}  # site-2 alone annotates the second class
