@@ -44,7 +44,7 @@ from fedmend.datasets.own_site import (
     splits_note,
     write_own_site,
 )
-from fedmend.datasets.samples import Say, sizes
+from fedmend.datasets.samples import Say
 from fedmend.datasets.site_folders import check_empty, root_in_card
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION, SINGLELABEL
@@ -101,7 +101,8 @@ def prepare(
     need(not repeated, source.name, "each image once", f"{repeated} repeated")
     parts = _parts(items, choices, labelled.table.labels == 1)
     labelled = labelled._replace(notes=labelled.notes | notes)
-    write_own_site(out, labelled, root=root, choices=choices, source=SOURCE, parts=parts, say=say)
+    given = {"choices": choices, "source": SOURCE, "sections": [item["split"] for item in items]}
+    write_own_site(out, labelled, root=root, parts=parts, say=say, **given)
 
 
 def read_items(file: Path, say: Say) -> list[Item]:
@@ -261,9 +262,8 @@ def _write_volumes(
     fields = _values(seen := _seen_values(items, root), classes, structures[1], parts)
     _check_named(fields, seen, classes, structures[1] or classes, structures[2], file)
     card, notes = seen_card(root, images, choices, say)
-    drawn = any(items[i]["split"] != name for name, index in parts.items() for i in index)
-    by = "patient, or volume where none is named"
-    notes["splits"] = splits_note(sizes(parts), choices.seed if drawn else None, by)
+    by, sections = "patient, or volume where none is named", [item["split"] for item in items]
+    notes["splits"] = splits_note(parts, sections, choices.seed, by)
     notes |= about
     which = "the one value" if len(classes) == 1 else "the values"
     notes[next(iter(fields))] = f"{which} but 0 of the {min(LOOKED_AT, len(items))} masks that were looked at"

@@ -166,6 +166,7 @@ def write_own_site(
     choices: SiteChoices,
     source: str,
     parts: Mapping[str, np.ndarray] | None = None,
+    sections: Sequence[str] = (),
     units: Sequence[str] = (),
     say: Say = lambda line: None,
 ) -> None:
@@ -179,6 +180,7 @@ def write_own_site(
         source: what the card names as source.
         parts: split → numbers of its samples, each image once, with patients as :func:`patients_of` gives them; None:
             drawn as the hospital decides.
+        sections: of a list, that of each sample, by the name of its split; empty: there are none.
         units: what the key of each row's patient is, one of :data:`UNITS`; empty: of a patient where there is one.
         say: called with one line of text at a time.
 
@@ -191,17 +193,15 @@ def write_own_site(
     need(given.images, given.file, "at least one image", "none")
     table = one_row_each(given, root, say)
     need(parts is None or len(table.images) == len(given.images), given.file, "each image once", "some repeated")
-    patients: Sequence[str] = table.patients
-    if parts is None:
-        patients, about = patients_of(patients, table.images, choices.patient_from_path, say)
-        notes = notes | about
+    asked = (table.patients, table.images, choices.patient_from_path, say)
+    patients, about = patients_of(*asked) if parts is None else (table.patients, {})
     studies = _studies_of(table, choices, say)
     together = kept_with(patients, table.images, named := table.about.get(STUDY, ()))
     found = _found(units, patients, "study" if named and all(named) else "image")
-    seed, parts = (choices.seed, split_units(together, choices, table.labels == 1)) if parts is None else (None, parts)
+    parts = split_units(together, choices, table.labels == 1) if parts is None else parts
     card, seen = seen_card(root, table.images, choices, say)
     seen["task"] = "one column 'label'" if kind == SINGLELABEL else "one column for each class"
-    notes = {**seen, "splits": splits_note(sizes(parts), seed, kept_together(found)), **notes}
+    notes = {**seen, "splits": splits_note(parts, sections, choices.seed, kept_together(found)), **notes, **about}
     samples = _samples(table, kind, root, patients, studies)
     with whole_folder(out.resolve()) as folder:
         for name, index in parts.items():
@@ -273,10 +273,14 @@ def kept_together(found: Collection[str]) -> str:
     return f"patient, or {' or '.join(others)} where none is known" if others else "patient"
 
 
-def splits_note(sizes: Mapping[str, int], seed: int | None, by: str) -> str:
-    """Why the splits are as they are; without a seed they were given."""
-    how = "as in the list" if seed is None else f"drawn with seed {seed} by {by}"
-    return f"{how}: {', '.join(f'{name} {count}' for name, count in sizes.items())} images"
+def splits_note(parts: Mapping[str, np.ndarray], sections: Sequence[str], seed: int, by: str) -> str:
+    """Why the splits are as they are: those that are the sections of a list were given, the others drawn."""
+    own = {name: [i for i, section in enumerate(sections) if section == name] for name in parts}
+    listed = [name for name, index in parts.items() if sections and sorted(index.tolist()) == own[name]]
+    how = "as in the list" if len(listed) == len(parts) else f"drawn with seed {seed} by {by}"
+    if 0 < len(listed) < len(parts):
+        how = f"{' and '.join(listed)} as in the list, the others {how}"
+    return f"{how}: {', '.join(f'{name} {count}' for name, count in sizes(parts).items())} images"
 
 
 def seen_card(root: Path, images: Sequence[str], choices: SiteChoices, say: Say) -> tuple[dict, dict[str, str]]:

@@ -80,6 +80,24 @@ def test_sections_of_the_list_are_kept(decathlon, tmp_path):
     assert notes["splits"] == "as in the list: train 5, val 1, test 2 images"
 
 
+def test_the_card_says_which_splits_of_labelled_pictures_were_drawn(tmp_path):
+    items = [{"image": f"{i}.png", "label": [i % 2], "patient": f"p{i}"} for i in range(8)]
+    for i in range(8):
+        write_png(tmp_path / f"{i}.png", i)
+    lists = {"none": {"training": items}, "test": {"training": items[:6], "test": items[6:]}}
+    lists["all"] = {"training": items[:4], "validation": items[4:6], "test": items[6:]}
+    found = {}
+    for name, listed in lists.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(listed))
+        prepare(tmp_path / f"{name}.json", tmp_path / name, choices=SiteChoices(test_share=0.25, val_share=0.3))
+        found[name] = json.loads((tmp_path / name / "site.json").read_text())["notes"]["splits"]
+    assert found == {
+        "none": "drawn with seed 1037 by patient: train 4, test 2, val 2 images",
+        "test": "test as in the list, the others drawn with seed 1037 by patient: train 4, val 2, test 2 images",
+        "all": "as in the list: train 4, val 2, test 2 images",
+    }
+
+
 def test_slices_of_the_list_are_kept_and_other_fields_are_named(decathlon, tmp_path):
     source, told = decathlon(), []
     listed = json.loads(source.read_text())
