@@ -5,6 +5,8 @@ The table has a column ``image``, optionally ``patient``, and a column for each 
 order mark are understood.
 """
 
+import csv
+import io
 import re
 import unicodedata
 from argparse import ArgumentParser, Namespace
@@ -15,7 +17,7 @@ import numpy as np
 
 from fedmend.basics.discovery import Command
 from fedmend.basics.words import say
-from fedmend.data.csv_files import read_csv
+from fedmend.data.csv_files import bounded_fields, read_csv
 from fedmend.data.identity import canonical, loose, names_of, one_path
 from fedmend.data.tables import LabelTable, read_rows
 from fedmend.datasets.checks import need
@@ -225,7 +227,8 @@ def column_names(words: Sequence[str]) -> dict[str, str]:
 
 def class_arguments(parser: ArgumentParser) -> None:
     """Adds how the columns of a table are to be understood."""
-    words = "all classes of the federation, comma-separated (default: all columns but image and patient)"
+    words = "all classes of the federation, comma-separated, a name with a comma in quotation marks"
+    words += " (default: all columns but image and patient)"
     parser.add_argument("--classes", default="", help=words)
     words = "columns with other names, e.g. image=File patient=PatientID label=Diagnosis"
     parser.add_argument("--columns", action="extend", nargs="+", default=[], metavar="NAME=COLUMN", help=words)
@@ -233,15 +236,24 @@ def class_arguments(parser: ArgumentParser) -> None:
 
 
 def class_names(text: str) -> tuple[str, ...]:
-    """What ``--classes`` says.
+    """What ``--classes`` says: names between commas, one that has a comma itself in quotation marks.
 
     Raises:
         FedMendError: two names are the same in every table, as 2 and 2.0.
     """
-    names = tuple(_name(name) for name in text.split(",") if name.strip())
+    with bounded_fields("argument classes"):
+        fields = next(csv.reader([text], skipinitialspace=True), [])
+    names = tuple(_name(name) for name in fields if name.strip())
     one = len(names) - len({*map(canonical, names)})
     need(not one, "argument classes", "names that differ (2 and 2.0 are one)", f"{one} that another one equals")
     return names
+
+
+def class_words(names: Sequence[str]) -> str:
+    """What :func:`class_names` reads as these names."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(names)
+    return line.getvalue()
 
 
 def _add_arguments(parser: ArgumentParser) -> None:

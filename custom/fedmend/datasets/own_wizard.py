@@ -19,7 +19,7 @@ from fedmend.data.look import look_at, proposal, some_of
 from fedmend.data.readers import PICTURE_SUFFIXES
 from fedmend.datasets import own_csv, own_datalist, own_dicom
 from fedmend.datasets.checks import need
-from fedmend.datasets.own_csv import class_names
+from fedmend.datasets.own_csv import class_names, class_words
 from fedmend.datasets.own_labels import FLAGS, class_columns, is_uncertain
 from fedmend.datasets.own_patients import guess_pattern
 from fedmend.datasets.own_site import AS_SEEN, SiteChoices, done, parse_window
@@ -170,7 +170,7 @@ class Wizard:
             cells = ", ".join(f"{name} ({count} of {len(rows)})" for name, count in close.items())
             self._say(f"no classes, as some cells are neither 1, 0 or blank nor words for them: {cells}")
         why = "all names in the column label" if "label" in header else "the columns of 1, 0 and blank"
-        answer = self._answer("classes", "All classes of the federation, comma-separated", ",".join(found), why)
+        answer = self._answer("classes", "All classes of the federation, comma-separated", class_words(found), why)
         classes = class_names(answer)
         if left := _left_out(header, classes, labels.name):
             self._say(f"columns that are left out: {', '.join(left)[:200]}")
@@ -263,7 +263,7 @@ class Wizard:
         """The command that does the same."""
         words: list = ["fedmend", "prepare", command, source, out]
         words += [w for name, folder in folders.items() if folder is not None for w in (f"--{name}", folder)]
-        words += ["--classes", ",".join(classes)] if classes else []
+        words += ["--classes", class_words(classes)] if classes else []
         words += ["--columns", *(f"{name}={column}" for name, column in columns.items())] if columns else []
         if choices.window is not AS_SEEN:
             words.append(f"--window={_window(choices.window)}")

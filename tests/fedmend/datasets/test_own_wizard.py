@@ -11,6 +11,7 @@ from PIL import Image
 
 from fedmend.data.card import load_card
 from fedmend.data.tables import load_table
+from fedmend.datasets.own_csv import class_names
 from fedmend.datasets.own_wizard import Answers, Wizard, guess_classes, guess_columns, nearly_classes
 
 
@@ -282,6 +283,24 @@ def test_classes_out_of_a_data_frame_are_proposed_once_each(tmp_path, talk):
     out, questions, _ = talk([""] * 10, folder=str(tmp_path / "x"))
     assert "All classes of the federation, comma-separated [1,2,Naevus]: " in questions
     assert load_card(out, "site-1").classes == ("1", "2", "Naevus")
+
+
+@pytest.mark.parametrize("header", ['image,"Edema, left","5"" mass"', "image,label"])
+def test_a_class_whose_name_has_a_comma_stays_one_class(tmp_path, talk, header):
+    names = ["Edema, left", '5" mass']
+    cells = ['"Edema, left"', '"5"" mass"'] if "label" in header else ["1,0", "0,1"]
+    for i in range(8):
+        write_png(tmp_path / "x" / f"{i}.png", i, 40)
+    (tmp_path / "x" / "labels.csv").write_text("\n".join([header, *(f"{i}.png,{cells[i % 2]}" for i in range(8))]))
+    out, _, said = talk([""] * 10, folder=str(tmp_path / "x"))
+    card = load_card(out, "site-1")
+    table = load_table(card, "train.csv", names)
+    assert set(card.classes) == {*names}
+    own = table.labels[np.arange(len(table.images)), [int(image[0]) % 2 for image in table.images]]
+    assert own.all()
+    assert table.labels.sum() == len(own)
+    words = next(shlex.split(line) for line in said if line.startswith("the same again: "))
+    assert class_names(words[words.index("--classes") + 1]) == card.classes
 
 
 def test_prepare_and_init_end_with_the_same_look_at_the_training_images(films, tmp_path, capsys):
