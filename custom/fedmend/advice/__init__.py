@@ -60,14 +60,16 @@ def next_command(findings: Sequence[Finding], facts: Facts, data: Path | None = 
         return ""
     job, sites = f"jobs/{rule.job}", ["--sites", str(len(facts.counted))]
     settings = ["--set", f"run_name={NAME}", f"classes={json.dumps(list(facts.classes), ensure_ascii=False)}"]
+    variant, where = ["--variant", rule.variant] if rule.variant else [], ["--site", f"data_root={data}/{{SITE_NAME}}"]
     # A run on one machine calls its sites site-1, site-2, ...
-    if data is not None and set(facts.counted) == {f"site-{i + 1}" for i in range(len(facts.counted))}:
-        rows = ["--rows", ",".join(row for row in (rule.variant, *rule.rows) if row)]
-        where = ["--site", f"data_root={data}/{{SITE_NAME}}"]
-        words = ["compare", job, *rows, "--seeds", "0-2", *sites, *where, *settings, "--out", f"runs/{NAME}"]
-    else:
-        variant = ["--variant", rule.variant] if rule.variant else []
+    here = data is not None and set(facts.counted) == {f"site-{i + 1}" for i in range(len(facts.counted))}
+    if not here:
         words = ["configure", job, NAME, *variant, *sites, *settings]
+    elif rule.rows is None:
+        words = ["simulate", job, "--local", *variant, *sites, *where, *settings]
+    else:
+        rows = ["--rows", ",".join(row for row in (rule.variant, *rule.rows) if row)]
+        words = ["compare", job, *rows, "--seeds", "0-2", *sites, *where, *settings, "--out", f"runs/{NAME}"]
     return shlex.join(["fedmend", *words])
 
 

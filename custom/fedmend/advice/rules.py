@@ -66,7 +66,7 @@ class Rule:
         evidence: what that rests on.
         job: folder in jobs/ that it recommends.
         variant: variant of the job.
-        rows: other variants to compare with.
+        rows: other variants to compare with; None: the job itself refuses such sites, so that its variant runs alone.
         name: for tests.
         part: one of ``PARTS``.
         kinds: kinds of labels that it is about; an empty one: no kind that all sites have.
@@ -77,7 +77,7 @@ class Rule:
     evidence: Evidence
     job: str = ""
     variant: str = ""
-    rows: Sequence[str] = ()
+    rows: Sequence[str] | None = ()
     name: str = ""
     part: str = ""
     kinds: Sequence[str] = ()
@@ -233,7 +233,7 @@ TABLE[RUN, SINGLE] = {
         ),
         job="fednoro_ich",
         variant="fedla",
-        rows=("fedavg",),
+        rows=None,
     ),
     "noise unknown": Rule(
         why.unjudged,

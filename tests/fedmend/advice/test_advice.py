@@ -2,7 +2,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from advice_factories import FULL, GAP, OTHER_GAP, federation, masks, site
+from advice_factories import FULL, GAP, LABELLED, OTHER_GAP, federation, masks, site
 
 from fedmend.advice import advice_text, advise, next_command
 from fl_components.cli import build_parser
@@ -23,6 +23,15 @@ def test_the_command_compares_where_the_data_are_here():
     assert words[1:5] == ["compare", "jobs/fedia_ms", "--rows", "correction_only,fedavg"]
     assert words[words.index("--site") + 1] == "data_root=/data/ms/{SITE_NAME}"
     assert words[words.index("--sites") + 1] == "2"
+
+
+def test_the_command_runs_the_variant_alone_where_the_job_refuses_so_few_sites():
+    words = shlex.split(command(federation(LABELLED, LABELLED), Path("/data")))
+    assert words[1:6] == ["simulate", "jobs/fednoro_ich", "--local", "--variant", "fedla"]
+    assert words[6:10] == ["--sites", "2", "--site", "data_root=/data/{SITE_NAME}"]
+    assert "--variant fedla --sites 2" in command(federation(LABELLED, LABELLED))
+    four = shlex.split(command(federation(*[LABELLED] * 4), Path("/data")))
+    assert four[1:5] == ["compare", "jobs/fednoro_ich", "--rows", "fedla,fedavg"]
 
 
 def test_the_command_only_writes_the_job_where_the_folders_have_other_names_than_those_of_a_run():

@@ -171,4 +171,4 @@ def test_the_job_of_a_rule_and_its_variants_exist(rule):
     problem = json.loads((ROOT / f"jobs/{rule.job}/app/config/config_fed_server.json").read_text())["problem"]
     folders = (ROOT / "jobs/variants" / problem, ROOT / f"jobs/{rule.job}/variants")
     known = {file.stem for folder in folders for file in folder.glob("*.json")}
-    assert {rule.variant, *rule.rows} - {""} <= known
+    assert {rule.variant, *(rule.rows or ())} - {""} <= known
