@@ -187,7 +187,8 @@ def phantom(facts: Facts) -> str:
 def uncounted(facts: Facts) -> str:
     """Sites that could not be counted."""
     problems = [site.problem for site in facts.sites.values() if site.problem]
-    return f"Not counted: {'; '.join(problems[:MOST_NAMES])}." if problems else ""
+    more = [f"and {len(problems) - MOST_NAMES} more"] if len(problems) > MOST_NAMES else []
+    return f"Not counted: {'; '.join([*problems[:MOST_NAMES], *more])}." if problems else ""
 
 
 def held_back(facts: Facts) -> str:

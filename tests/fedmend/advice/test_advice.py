@@ -34,6 +34,12 @@ def test_the_command_runs_the_variant_alone_where_the_job_refuses_so_few_sites()
     assert four[1:5] == ["compare", "jobs/fednoro_ich", "--rows", "fedla,fedavg"]
 
 
+def test_sites_that_were_not_counted_are_all_counted_in_the_advice():
+    bad = [site((0, 0, 0), (0, 0, 0), problem=f"bad {i}") for i in range(6)]
+    found = [f.why for f in advise(federation(FULL, FULL, *bad)) if f.rule.name == "not counted"]
+    assert found == ["Not counted: bad 0; bad 1; bad 2; bad 3; and 2 more."]
+
+
 def test_the_command_only_writes_the_job_where_the_folders_have_other_names_than_those_of_a_run():
     facts = federation(GAP, OTHER_GAP)
     renamed = type(facts)({"north": GAP, "south": OTHER_GAP}, facts.classes)
