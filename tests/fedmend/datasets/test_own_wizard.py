@@ -303,6 +303,16 @@ def test_a_class_whose_name_has_a_comma_stays_one_class(tmp_path, talk, header):
     assert class_names(words[words.index("--classes") + 1]) == card.classes
 
 
+def test_a_table_that_names_no_file_of_the_folder_is_told_that_endings_belong_to_paths(films, talk):
+    (films / "labels.csv").write_text("File,mass\n" + "\n".join(f"{i},{i % 2}" for i in range(12)))
+    with refused(
+        "labels.csv, header: expected a column with paths of images below their folder, endings included, or one of"
+        " ['SOPInstanceUID', 'SeriesInstanceUID', 'StudyInstanceUID', 'AccessionNumber', 'PatientID']"
+        " (--columns image=ITS_NAME), got others"
+    ):
+        talk([""] * 10, folder=str(films))
+
+
 def test_prepare_and_init_end_with_the_same_look_at_the_training_images(films, tmp_path, capsys):
     for number in range(3):
         Image.fromarray(np.full((64, 64), 255, dtype=np.uint8)).save(films / f"{number}.png")
