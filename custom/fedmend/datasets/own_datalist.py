@@ -101,8 +101,8 @@ def prepare(
     need(not repeated, source.name, "each image once", f"{repeated} repeated")
     parts = _parts(items, choices, labelled.table.labels == 1)
     labelled = labelled._replace(notes=labelled.notes | notes)
-    given = {"choices": choices, "source": SOURCE, "sections": [item["split"] for item in items]}
-    write_own_site(out, labelled, root=root, parts=parts, say=say, **given)
+    sections = [item["split"] for item in items]
+    write_own_site(out, labelled, root=root, choices=choices, source=SOURCE, parts=parts, sections=sections, say=say)
 
 
 def read_items(file: Path, say: Say) -> list[Item]:

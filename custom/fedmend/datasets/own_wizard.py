@@ -107,7 +107,7 @@ class Wizard:
             return self._datalist(folder, labels)
         columns, classes, header, rows = self._columns(folder, labels)
         by_key = labels is not None and "image" not in header
-        if by_key:
+        if labels is not None and by_key:
             words = f"a column with paths of images below their folder, endings included, or one of {[*own_dicom.KEYS]}"
             found = any(name in header for name in own_dicom.KEYS)
             need(found, f"{labels.name}, header", f"{words} (--columns image=ITS_NAME)", "others")
