@@ -210,7 +210,7 @@ def make_site(folder, labels, *, name="site-1", batch_size=4, seed=0):
 def make_mask_split(folder, masks, *, volumes=1, file="datalist.json"):
     """Slices of constant grey value i / 100, which augmentation leaves alone, with masks (N, H, W) of 0 and 1.
 
-    N / ``volumes`` successive slices make a volume; the label files are written below ``folder``, images are not.
+    N / ``volumes`` successive slices make a volume; the label files are written below ``folder`` and stand in for images.
     """
     masks = np.asarray(masks, dtype=np.uint8)
     n, size = len(masks), masks.shape[1]
@@ -218,7 +218,7 @@ def make_mask_split(folder, masks, *, volumes=1, file="datalist.json"):
     for v, planes in enumerate(masks.reshape(volumes, depth, size, size)):
         label = folder / "labels" / f"{file}-{v}.nii.gz"
         write_nifti(label, np.stack([np.rot90(plane, -1) for plane in planes], -1))
-        items.append(VolumeItem(folder / f"case-{v}.nii.gz", label, f"case-{v}.nii.gz"))
+        items.append(VolumeItem(label, label, f"case-{v}.nii.gz"))
     images = np.broadcast_to((np.arange(n)[:, None, None] / 100).astype(np.float16), masks.shape).copy()
     case, plane = np.divmod(np.arange(n), depth)
     return VolumeSplit(file, tuple(items), images, masks, case, plane, CPU)

@@ -61,7 +61,7 @@ def test_all_rules_judge_one_warm_up_and_nothing_is_trained_after_it(tmp_path):
     run = play(tmp_path)
     assert run.stopped == ""
     trained = [(TRAIN, 0, "warmup"), (TRAIN, 1, "warmup")]
-    collected = [(COLLECT, 1, stage) for stage in ("detect", "heads", "judge")]
+    collected = [(COLLECT, 2, stage) for stage in ("detect", "heads", "judge")]
     assert run.stages == [(CENSUS, 0, "census"), *trained, *collected, (EVALUATE, 2, "evaluate")]
     ((_, found),) = run.decisions("detection_rules")
     assert list(found) == list(RULES)
