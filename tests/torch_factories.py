@@ -210,7 +210,7 @@ def make_site(folder, labels, *, name="site-1", batch_size=4, seed=0):
 def make_mask_split(folder, masks, *, volumes=1, file="datalist.json"):
     """Slices of constant grey value i / 100, which augmentation leaves alone, with masks (N, H, W) of 0 and 1.
 
-    N / ``volumes`` successive slices make a volume; the label files are written below ``folder`` and stand in for images.
+    N / ``volumes`` successive slices make a volume; its label file, below ``folder``, stands in for its image.
     """
     masks = np.asarray(masks, dtype=np.uint8)
     n, size = len(masks), masks.shape[1]

@@ -88,7 +88,7 @@ def _numbered(mask: np.ndarray) -> np.ndarray:
 
 def _lesions(said: np.ndarray, true: np.ndarray) -> list[int]:
     """Lesions found, false ones, missed ones, of numbered lesions (D, H, W). The same counts as by MONAI's
-    ``compute_panoptic_quality``, which keeps a volume for each lesion: 30 GB of a head with 400."""
+    ``compute_panoptic_quality``, which keeps a volume for each lesion: about 30 GB of a head with 400."""
     from scipy.optimize import linear_sum_assignment
 
     shape = int(true.max()) + 1, int(said.max()) + 1
