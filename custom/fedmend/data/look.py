@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedmend.data.card import WINDOWS
-from fedmend.data.dicom_files import open_dicom
+from fedmend.data.dicom_files import no_warnings, open_dicom
 from fedmend.data.dicom_groups import group_of
 from fedmend.data.dicom_kinds import kind_of
 from fedmend.data.dicom_values import header_number
@@ -189,20 +188,19 @@ def _look(seen: Look, path: Path, name: str) -> None:
         seen.values.append((float(low), float(high)))
 
 
+@no_warnings()
 def _look_at_header(seen: Look, path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        name, _, frame = path.name.partition("#")
-        header = open_dicom(path.with_name(name), stop_before_pixels=True)
-        seen.say("kind", kind_of(header, int(frame) if frame.isdecimal() else 0)[0])
-        seen.say("modality", header.get("Modality"))
-        seen.say("plane", plane_of(header, int(frame) if frame.isdecimal() else 0))
-        seen.say("part", header.get("BodyPartExamined"))
-        seen.say("bits", f"{header.get('BitsStored')}{' signed' if header.get('PixelRepresentation') else ''}")
-        seen.say("photometric", header.get("PhotometricInterpretation"))
-        seen.say("transfer syntax", header.file_meta.TransferSyntaxUID.name)
-        if spacing := header.get("PixelSpacing") or header.get("ImagerPixelSpacing"):
-            seen.say("spacing in mm", " x ".join(f"{header_number(v, 'spacing'):g}" for v in spacing))
+    name, _, frame = path.name.partition("#")
+    header = open_dicom(path.with_name(name), stop_before_pixels=True)
+    seen.say("kind", kind_of(header, int(frame) if frame.isdecimal() else 0)[0])
+    seen.say("modality", header.get("Modality"))
+    seen.say("plane", plane_of(header, int(frame) if frame.isdecimal() else 0))
+    seen.say("part", header.get("BodyPartExamined"))
+    seen.say("bits", f"{header.get('BitsStored')}{' signed' if header.get('PixelRepresentation') else ''}")
+    seen.say("photometric", header.get("PhotometricInterpretation"))
+    seen.say("transfer syntax", header.file_meta.TransferSyntaxUID.name)
+    if spacing := header.get("PixelSpacing") or header.get("ImagerPixelSpacing"):
+        seen.say("spacing in mm", " x ".join(f"{header_number(v, 'spacing'):g}" for v in spacing))
 
 
 def plane_of(header: Any, frame: int) -> str:

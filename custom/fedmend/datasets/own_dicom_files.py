@@ -6,7 +6,6 @@ their UID, and their images sorted along the normal of the slices.
 
 import functools
 import os
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy as np
 from fedmend.basics.parallel import mapped
 from fedmend.data import dicom_kinds
 from fedmend.data.card import LONGEST_NAME
-from fedmend.data.dicom_files import frames_of, lacking_decoder, open_dicom
+from fedmend.data.dicom_files import frames_of, lacking_decoder, no_warnings, open_dicom
 from fedmend.data.dicom_kinds import kind_of, modality_of, shows_images, word_of
 from fedmend.data.dicom_series import PLACE, TURN, height_of, number_of
 from fedmend.data.identity import canonical
@@ -134,8 +133,7 @@ def _images(path: Path) -> str | _File:
     from pydicom.errors import InvalidDicomError
 
     try:
-        with warnings.catch_warnings(), disable_value_validation():
-            warnings.simplefilter("ignore")
+        with no_warnings(), disable_value_validation():
             header = open_dicom(path, stop_before_pixels=True, specific_tags=_tags())
             if not shows_images(header):
                 return "DICOM without images, e.g. reports"

@@ -237,8 +237,9 @@ class FedIA(SliceMethod):
             True; False: nothing was marked, as it would have been too much (D12).
         """
         own, estimate = site.ledger.judged(site.data.train.masks) > 0, completeness(np.array(lesions or (0, 0)))
-        threshold, marked, closed = self.threshold, int(own.sum()), own | site.ledger.refused()
+        threshold, marked = self.threshold, int(own.sum())
         if self.volume_prior and estimate:
+            closed = own | site.ledger.refused()
             unmarked = (p[~closed[index]] for index, p in infer_masks(model, site.data.train, site))
             threshold = threshold_for(unmarked, marked * (1 / estimate - 1))
         added, confidence = unmarked_lesions(model, site, threshold, extent=min(self.extent, threshold))

@@ -5,7 +5,6 @@ the source, so that a second call writes the same objects, and sending them agai
 """
 
 import logging
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ import numpy as np
 
 import fedmend
 from fedmend.basics.files import make_folder, write_atomically
-from fedmend.data.dicom_files import open_dicom
+from fedmend.data.dicom_files import no_warnings, open_dicom
 from fedmend.data.dicom_groups import GROUPS
 from fedmend.data.dicom_series import Slice, slices_of
 from fedmend.data.dicom_writing import with_all_fields
@@ -69,8 +68,7 @@ def write_results(package: OpenedPackage, root: Path, items: Sequence[Item], res
         raise FedMendError(f"{WHERE}: {not_installed('highdicom', 'review')}") from None
     make_folder(out)
     write = _segmentations if package.kind == SEGMENTATION else _reports
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of pydicom and highdicom, about what the source says
+    with no_warnings():  # nor those of highdicom
         return write(package, root, items, results, out)
 
 

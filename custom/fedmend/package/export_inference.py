@@ -21,8 +21,8 @@ _LABELS = [["L", "R"], ["P", "A"], ["I", "S"]]
 # Axes of slices as a radiologist sees them (rows to the back, columns to the left), and of volumes for masks.
 SEEN, AXIAL = "PLS", "PRS"
 _ON_BLACK = "Image.alpha_composite(Image.new('RGBA', image.size, (0, 0, 0, 255)), image.convert('RGBA'))"
-_REFUSE = "(_ for _ in ()).throw(ValueError('{}'))"
-_NONE = "'dataset_dir: expected files that end in ' + ', '.join(@suffixes) + ', got none'"
+_REFUSE = "(_ for _ in ()).throw(ValueError({}))"
+_NONE = _REFUSE.format("'dataset_dir: expected files that end in ' + ', '.join(@suffixes) + ', got none'")
 _PLAIN_DICOM = " and ".join(
     (
         "h.get('PhotometricInterpretation') == 'MONOCHROME2'",
@@ -66,7 +66,7 @@ def inference(package: OpenedPackage) -> dict[str, Any]:
         **network_definition(package.info["network"]["name"], len(package.classes)),
         "network": f"$@network_def.to(@device{_memory(package)})",
         "files": "$sorted(f for f in glob.glob(os.path.join(@dataset_dir, '**'), recursive=True) if os.path.isfile(f)"
-        f" and f.lower().endswith(tuple(@suffixes))) or (_ for _ in ()).throw(ValueError({_NONE}))",
+        f" and f.lower().endswith(tuple(@suffixes))) or {_NONE}",
         **(_of_masks(package) if package.kind == SEGMENTATION else _of_labels(package)),
         "evaluator": {
             "_target_": "SupervisedEvaluator",
@@ -167,7 +167,7 @@ def _of_labels(package: OpenedPackage) -> dict[str, Any]:
 def _pictures(*, color: bool) -> dict[str, Any]:
     """8-bit pictures upright, before black: (C, H, W, 1) in 0..255."""
     deep = "image.mode not in ('1', 'L', 'LA', 'P', 'RGB', 'RGBA')"
-    refused = _REFUSE.format("expected a picture of 8 bits in grey or RGB")
+    refused = _REFUSE.format("'expected a picture of 8 bits in grey or RGB'")
     shown = f"(lambda image: {_ON_BLACK}.convert('{'RGB' if color else 'L'}'))(ImageOps.exif_transpose(image))"
     reader = _named("PILReader", converter=f"$lambda image: {refused} if {deep} else {shown}", reverse_indexing=False)
     return _chain(
@@ -193,7 +193,7 @@ def _volumes(package: OpenedPackage) -> dict[str, Any]:
 
 def _dicom(package: OpenedPackage) -> dict[str, Any]:
     """One grey slice of DICOM through a window: (1, H, W, 1) in 0..255; what would need more is refused."""
-    refused = _REFUSE.format("expected a plain DICOM slice; fedmend predict takes others")
+    refused = _REFUSE.format("'expected a plain DICOM slice; fedmend predict takes others'")
     header = "pydicom.dcmread(d['image'], stop_before_pixels=True)"
     return _chain(
         f"$lambda d: (lambda h: d if {_PLAIN_DICOM} else {refused})({header})",

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fedmend.data.csv_files import read_csv
 from fedmend.data.dicom_copies import copies_in
-from fedmend.data.dicom_files import OTHER_FORMATS, frames_of, open_dicom
+from fedmend.data.dicom_files import OTHER_FORMATS, frames_of, no_warnings, open_dicom
 from fedmend.data.dicom_kinds import FIELDS, IMAGE, kind_of, shows_images, word_of
 from fedmend.data.dicom_series import PLACE, TURN, height_of, number_of
 from fedmend.data.identity import as_on_disk, canonical, is_missing, loose, one_path
@@ -251,8 +250,7 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
     from pydicom.errors import InvalidDicomError
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with no_warnings():
             header = open_dicom(file, stop_before_pixels=True, specific_tags=list(HEADER))
             uid, patient = word_of(header, INSTANCE), loose(word_of(header, "PatientID"))
             found, study = word_of(header, "Modality"), word_of(header, "StudyInstanceUID")

@@ -6,11 +6,11 @@ object already keeps one of it.
 
 import re
 import shlex
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedmend.data.dicom_files import no_warnings
 from fedmend.errors import FedMendError, not_installed
 
 WEB = "dicomweb:"
@@ -70,8 +70,7 @@ def _read(file: Path) -> Any:
     import pydicom
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with no_warnings():
             return pydicom.dcmread(file)
     except Exception as e:  # pydicom raises many types
         raise FedMendError(f"send: expected DICOM files, {file} is none ({type(e).__name__})") from None

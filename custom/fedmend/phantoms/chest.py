@@ -16,6 +16,7 @@ from scipy.ndimage import gaussian_filter
 
 from fedmend.basics.parallel import mapped
 from fedmend.errors import FedMendError
+from fedmend.phantoms import LEAST_PIXELS
 from fedmend.phantoms.drawing import below, capsule, check_least, smooth_noise, write_csv
 
 # Films per finding among the 112,120 of ChestX-ray14, and what the finding shares with others of its patient: fluid in
@@ -387,7 +388,7 @@ def write_cxr14(
     if not 0 < shares[0] <= shares[1] <= 1:
         expected = "least_share and most_share: expected the first above 0, the second from it to 1"
         raise FedMendError(f"phantom, arguments {expected}, got {shares[0]} and {shares[1]}")
-    check_least(images=(images, round(1 / shares[0])), seed=(seed, 0), size=(size, 32))
+    check_least(images=(images, round(1 / shares[0])), seed=(seed, 0), size=(size, LEAST_PIXELS))
     check_least(devices=(devices, 1), processes=(processes, 1))
     folder = Path(out) / "images"
     folder.mkdir(parents=True, exist_ok=True)

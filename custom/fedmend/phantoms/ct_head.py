@@ -14,6 +14,7 @@ import numpy as np
 from scipy.ndimage import gaussian_filter
 
 from fedmend.basics.parallel import mapped
+from fedmend.phantoms import LEAST_PIXELS
 from fedmend.phantoms.drawing import below, capsule, check_least, smooth_noise, write_csv
 
 if TYPE_CHECKING:
@@ -361,7 +362,9 @@ def write_ich(
     Raises:
         FedMendError: an argument below its least value.
     """
-    check_least(slices=(slices, 1), seed=(seed, 0), size=(size, 32), scanners=(scanners, 1), processes=(processes, 1))
+    check_least(
+        slices=(slices, 1), seed=(seed, 0), size=(size, LEAST_PIXELS), scanners=(scanners, 1), processes=(processes, 1)
+    )
     check_least(slices_per_patient=(slices_per_patient, SLICES_PER_PATIENT))
     out = Path(out)
     folder = out / "stage_2_train"

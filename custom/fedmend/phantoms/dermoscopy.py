@@ -20,6 +20,7 @@ from fedmend.basics.parallel import mapped
 from fedmend.data.card import load_card
 from fedmend.data.tables import load_table
 from fedmend.datasets.samples import Say
+from fedmend.phantoms import LEAST_PIXELS
 from fedmend.phantoms.drawing import below, capsule, check_least, smooth_noise, write_csv
 
 # Pictures per class in the official training sets; none is UNK.
@@ -360,7 +361,9 @@ def _write_pictures(
     folder: Path, isic2019: bool, images: int, seed: int, size: int, processes: int | None
 ) -> list[_Lesion]:
     """Checks the arguments, plans and writes all pictures."""
-    check_least(images=(images, round(1 / SHARE_FLOOR)), seed=(seed, 0), size=(size, 32), processes=(processes, 1))
+    check_least(
+        images=(images, round(1 / SHARE_FLOOR)), seed=(seed, 0), size=(size, LEAST_PIXELS), processes=(processes, 1)
+    )
     official = ISIC2019_COUNTS if isic2019 else ISIC2018_COUNTS
     look_alikes = LOOK_ALIKES if isic2019 else ISIC2018_LOOK_ALIKES
     lesions = _plan(images, official, seed)

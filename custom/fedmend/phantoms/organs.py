@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
+from fedmend.phantoms import LEAST_DEPTH, LEAST_PIXELS
 from fedmend.phantoms.drawing import below, check_least
 from fedmend.phantoms.volume_drawing import Grid, cover, depth_in, from_segment, make_grid, posed, save_volume, texture
 
@@ -84,7 +85,7 @@ def write_organs(out: Path, *, cases: int, seed: int = 0, size: int = 64, depth:
     Raises:
         FedMendError: an argument below its least value.
     """
-    check_least(cases=(cases, 1), seed=(seed, 0), size=(size, 32), depth=(depth, 12))
+    check_least(cases=(cases, 1), seed=(seed, 0), size=(size, LEAST_PIXELS), depth=(depth, LEAST_DEPTH))
     grid = make_grid(size, depth, FIELD, HEIGHT, (-1, -1, 1))
     for case in range(cases):
         image, organs = _case(case, seed, grid)

@@ -19,10 +19,11 @@ from fedmend.basics.discovery import modules_of
 from fedmend.basics.files import disk_errors, locked, sweep, whole_folder
 from fedmend.basics.words import say
 from fedmend.errors import FedMendError
+from fedmend.phantoms import LEAST_DEPTH, LEAST_PIXELS
 
 PHANTOM_FORMAT = 6  # raise it when a generator or a converter changes what it writes
 MOST_IMAGES, MOST_BYTES = 200_000, 20_000_000_000  # no phantom needs as many; a job must not keep a site busy for days
-LEAST = {"seed": 0, "images": 1, "sites": 1, "pixels": 32, "depth": 12, "slices_per_patient": 8}  # of every generator
+LEAST = {"seed": 0, "images": 1, "sites": 1, "pixels": LEAST_PIXELS, "depth": LEAST_DEPTH, "slices_per_patient": 1}
 SOURCE = "PHANTOM: synthetic images, no patient was examined"
 # Training splits of a phantom stay as they are: a validation split that is drawn by class would change them.
 AS_EVER: Mapping[str, Any] = {"stratified": False, "source_name": SOURCE}

@@ -16,6 +16,7 @@ from scipy.ndimage import binary_dilation, gaussian_filter, label
 
 from fedmend.data.volumes import load_nifti
 from fedmend.errors import FedMendError
+from fedmend.phantoms import LEAST_DEPTH, LEAST_PIXELS
 from fedmend.phantoms.drawing import below, check_least
 from fedmend.phantoms.volume_drawing import (
     Grid,
@@ -327,7 +328,7 @@ def write_ms(
     Raises:
         FedMendError: an argument below its least value, fewer masks than cases, or a mask that cannot be used.
     """
-    check_least(cases=(cases, 1), seed=(seed, 0), size=(size, 32), depth=(depth, 12))
+    check_least(cases=(cases, 1), seed=(seed, 0), size=(size, LEAST_PIXELS), depth=(depth, LEAST_DEPTH))
     if masks and len(masks) < cases:
         raise FedMendError(f"argument masks: expected at least {cases}, one for each volume, got {len(masks)}")
     grid = make_grid(size, depth, HEAD_FIELD, HEAD_HEIGHT, (-1, 1, 1))
@@ -360,7 +361,7 @@ def write_lung(out: Path, *, cases: int, seed: int = 0, size: int = 64, depth: i
     Raises:
         FedMendError: an argument below its least value.
     """
-    check_least(cases=(cases, 1), seed=(seed, 0), size=(size, 32), depth=(depth, 12))
+    check_least(cases=(cases, 1), seed=(seed, 0), size=(size, LEAST_PIXELS), depth=(depth, LEAST_DEPTH))
     grid = make_grid(size, depth, CHEST_FIELD, CHEST_HEIGHT, (-1, -1, 1))
     for case in range(cases):
         image, lesion = _lung_case(case, seed, grid)

@@ -12,6 +12,7 @@ copy, or a new file.
 
 import contextlib
 import csv
+import logging
 import secrets
 import sqlite3
 from abc import ABC, abstractmethod
@@ -26,9 +27,10 @@ from fedmend.basics.words import inert
 from fedmend.errors import FedMendError
 from fedmend.labels import NOT_ANNOTATED
 from fedmend.repairs import verdicts as people
-from fedmend.repairs.ledger_rows import check_rows, check_types, check_verdicts, no_ledger, tell_of_other_data
+from fedmend.repairs.ledger_rows import check_rows, check_types, check_verdicts, no_ledger
 from fedmend.repairs.verdicts import Verdict
 
+LOG = logging.getLogger("fedmend.executor")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS samples (sample INTEGER PRIMARY KEY, image TEXT NOT NULL);
@@ -264,12 +266,12 @@ class Ledger(ABC):
         with _transaction(path, where) as db:
             same = db.execute("SELECT value FROM about WHERE key = 'fingerprint'").fetchone() == (self._fingerprint,)
             others = people.all_verdicts(db)
-        if not same:
-            tell_of_other_data(self._where, path.parents[1].name, len(others))
+        if others and not same:
+            words = "%s: %d verdicts of run %s do not count here: data or labels have changed"
+            LOG.info(words, self._where, len(others), path.parents[1].name)
+        if not (others and same):
             return 0
         check_verdicts(others, self._shape, self._largest, where)
-        if not others:
-            return 0
         with self._transaction() as db:
             db.execute("BEGIN IMMEDIATE")
             count = people.take_over(db, others)

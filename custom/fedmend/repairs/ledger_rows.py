@@ -1,6 +1,5 @@
 """Whether the rows of a ledger can be ours: SQLite takes any value in any column, and a file may have been edited."""
 
-import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -9,25 +8,12 @@ from typing import Any
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.repairs.verdicts import TIME, WORDS, Verdict, all_verdicts
 
-LOG = logging.getLogger("fedmend.executor")
 LAST_YEAR = 9000  # a verdict after one of the year 9999 could have no time
 
 
 def no_ledger(where: str) -> FedMendError:
     """What is said of a file that is no ledger; ``where`` begins the sentence."""
     return FedMendError(f"{where}: expected an SQLite ledger, got another or a damaged file; {WAY_ON}")
-
-
-def tell_of_other_data(where: str, run: str, verdicts: int) -> None:
-    """Says in the log that verdicts of another run, if there are any, do not count in this one.
-
-    Args:
-        where: words that begin a sentence.
-        run: name of the other one.
-        verdicts: their number.
-    """
-    if verdicts:
-        LOG.info("%s: %d verdicts of run %s do not count here: data or labels have changed", where, verdicts, run)
 
 
 def check_types(rows: Sequence[Any], types: Mapping[str, type], where: str) -> None:

@@ -193,16 +193,8 @@ class MaskLedger(Ledger):
             total[sample] = changed
         return total
 
-    def recorded(self, sample: int, label_class: int = 0) -> np.ndarray:
-        """(size, size) int8: the change of a class in a slice by the repairs in force, before people had their say.
-
-        Raises:
-            FedMendError: as :meth:`change`.
-        """
-        key = sample, label_class
-        return self._recorded([key]).get(key, np.zeros(self._split.masks.shape[1:], dtype=np.int8))
-
     def _recorded(self, keys: Collection[tuple[int, int]]) -> dict[tuple[int, int], np.ndarray]:
+        """Slice and class → (size, size) int8: what repairs in force change, whatever people say of it."""
         wanted, found = set(keys), dict[tuple[int, int], np.ndarray]()
         for key, changed in self._repairs(e for e in self.in_force() if (e.sample, e.label_class) in wanted):
             found[key] = np.where(changed, changed, found.get(key, changed))
@@ -229,10 +221,10 @@ class MaskLedger(Ledger):
 
     def to_judge(self, sample: int, label_class: int = 0) -> np.ndarray:
         """(size, size) int8: what a verdict about a class in a slice is about, the change that nobody has judged; where
-        all is judged, the whole of :meth:`recorded`, and where nothing is in force, what the last verdict is about."""
+        all is judged, all of it, and where nothing is in force, what the last verdict is about."""
         key = sample, label_class
         if (unseen := self.unseen([key]).get(key)) is not None:
-            return unseen if unseen.any() else self.recorded(*key)
+            return unseen if unseen.any() else self._recorded([key])[key]
         last = people.latest(self.verdicts(), one_label=False).get(key)
         return np.zeros(self._split.masks.shape[1:], dtype=np.int8) if last is None else self._seen(last)
 

@@ -378,8 +378,8 @@ def test_repaired_volumes_hold_the_values_of_all_structures(tmp_path):
 def test_a_verdict_is_about_one_structure_of_a_slice(tmp_path):
     book = organ_ledger(tmp_path)
     book.record(RULE, 0, organ_change(*PLACES), SURE_OF)
-    assert (book.recorded(1, 0) == organ_change(*PLACES[1:3])[1]).all()
-    assert (book.recorded(1, 1) == organ_change(PLACES[4])[1]).all()
+    assert (book.to_judge(1, 0) == organ_change(*PLACES[1:3])[1]).all()
+    assert (book.to_judge(1, 1) == organ_change(PLACES[4])[1]).all()
     book.judge(Verdict(1, 0, REJECT, 0, 2, RULE, 0, "AB"))
     book.judge(Verdict(1, 2, ACCEPT, 0, 1, RULE, 0, "AB"))
     assert (book.change() == organ_change(PLACES[0], *PLACES[3:])).all()

@@ -196,7 +196,7 @@ def test_of_masks_slices_with_repairs_wait(tmp_path):
     assert (item.sample, item.new - item.old, item.rule, item.round_num) == (1, 1, "fedia.correction", 2)
     desk.judge(item, REJECT, reviewer="AB")
     assert not desk.ledger.change().any()
-    assert desk.ledger.recorded(1).sum() == 1
+    assert desk.ledger.to_judge(1).sum() == 1
     take_back(desk, 1, 0)
     assert desk.ledger.change().sum() == 1
 
