@@ -491,7 +491,8 @@ def test_copies_of_an_image_count_once(tmp_path, volumes):
 
 @pytest.mark.parametrize("volumes", [False, True])
 def test_slices_of_one_uid_and_the_same_pixels_at_other_places_are_no_copies(tmp_path, volumes):
-    about = {"Modality": "CT", "SeriesInstanceUID": "1.0.1", "ImageOrientationPatient": [1, 0, 0, 0, 1, 0]}
+    about = {"Modality": "CT", "ImageOrientationPatient": [1, 0, 0, 0, 1, 0]}
+    about |= {"StudyInstanceUID": "1.0", "SeriesInstanceUID": "1.0.1"}
     for n in range(3):  # air, of which de-identification has made the UIDs one
         make_dicom(tmp_path / f"{n}.dcm", np.full((4, 4), -1000), ImagePositionPatient=[0, 0, n], **about)
     _, items, left_out = find_items(tmp_path, modality="CT", volumes=volumes)
