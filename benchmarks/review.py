@@ -43,7 +43,7 @@ def is_right(desk: Desk, item: Item, truth: np.ndarray) -> bool:
     """Whether a repair is what the truth says; of a mask: most of the pixels that it changes."""
     if not desk.masks:
         return int(truth[item.sample, item.label_class]) == item.new
-    change, complete = desk.ledger.recorded(item.sample), truth[item.sample] > 0
+    change, complete = desk.ledger.to_judge(item.sample, item.label_class), truth[item.sample] > 0
     right = ((change > 0) & complete).sum() + ((change < 0) & ~complete).sum()
     return bool(2 * right > (change != 0).sum())
 
