@@ -32,8 +32,8 @@ def read_csv(path: Path, where: str, *, delimiters: str = DELIMITERS) -> tuple[l
             the one that a line ``sep=;`` before the header names.
 
     Returns:
-        The header; number and content of each row, the header being row 1. A field that is missing is None, those that
-        are too many stand under None.
+        The header, columns without a name as blanks, each another number of them; number and content of each row, the
+        header being row 1. A field that is missing is None, those that are too many stand under None.
 
     Raises:
         FedMendError: no such file, another encoding, or a field that never ends; the last one also while rows are read.
@@ -44,7 +44,9 @@ def read_csv(path: Path, where: str, *, delimiters: str = DELIMITERS) -> tuple[l
     delimiter = named[1] if named else max(delimiters, key=_QUOTED.sub("", text).partition("\n")[0].count)
     reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
     with bounded_fields(where):
-        header = list(reader.fieldnames or [])
+        # Columns without a name get blanks, each another number of them, so that a row keeps the values of all.
+        header = [name if name.strip() else " " * i for i, name in enumerate(reader.fieldnames or [])]
+    reader.fieldnames = header
     return header, _rows(reader, where, before)
 
 

@@ -77,14 +77,12 @@ def open_table(file: Path, columns: Mapping[str, str]) -> tuple[list[str], list[
         raise FedMendError(f"{where}: expected a table, not found")
     header, records = read_csv(file, where)
     rows = [(number, record) for number, record in records if any(map(_holds_something, record.values()))]
-    header = [_name(name) for name in header]
     for number, record in rows:
         whole = None not in record and None not in record.values()
         need(whole, f"{where} row {number}", f"{len(header)} fields as in the header", "another number")
-    rows = [(number, {_name(name): text for name, text in record.items()}) for number, record in rows]
-    if not any(record.get("", "").strip() for _, record in rows):
-        header = [name for name in header if name]
-        rows = [(number, {name: record[name] for name in header}) for number, record in rows]
+    kept = [name for name in header if _name(name) or any(record[name].strip() for _, record in rows)]
+    header = [_name(name) or name for name in kept]
+    rows = [(number, {name: record[name] for name in kept}) for number, record in rows]
     columns = {name: _name(column) for name, column in columns.items()}
     lacking = sum(name not in header for name in columns.values())
     need(not lacking, f"{where}, header", "the columns that --columns names", f"none for {lacking}")
@@ -140,7 +138,7 @@ def labels_of(
         columns = class_columns([name for name in header if name not in _OTHER], classes, file)
         classes = classes or list(columns)
     words = "a name for every column with values (or --classes, which leaves others out)"
-    need("" not in columns, f"{file}, header", words, "one without")
+    need(all(map(str.strip, columns)), f"{file}, header", words, "one without")
     words = f"a column 'label' or 1 to {MOST_CLASSES} columns of classes (name them with --classes)"
     got = len(classes) if columns else "none"
     need(columns and 1 <= len(classes) <= MOST_CLASSES, f"{file}, header", words, got)

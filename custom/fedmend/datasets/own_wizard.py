@@ -299,7 +299,7 @@ def guess_columns(header: Sequence[str], records: Sequence[Mapping[str, str]], r
         root: folder of the images.
     """
     found = {}
-    others = [name for name in header if name not in own_dicom.KEYS]
+    others = [name for name in header if name.strip() and name not in own_dicom.KEYS]
 
     def files(name: str) -> int:
         paths = (one_path(record[name]) for record in records)
@@ -333,9 +333,15 @@ def _with_words_of_others(columns: Sequence[str], records: Sequence[Mapping[str,
 
 def _left_out(header: Sequence[str], classes: Sequence[str], file: str) -> list[str]:
     """The columns that hold neither labels nor ids."""
-    free = [name for name in header if name and name not in ("image", "patient", "study", *own_dicom.KEYS)]
+    free = [name for name in header if name not in ("image", "patient", "study", *own_dicom.KEYS)]
     used = {"label"} if "label" in free else {*class_columns(free, classes, file)}
-    return [name for name in free if name not in used]
+    return [name.strip() or "one without a name" for name in free if name not in used]
+
+
+def _free(header: Sequence[str]) -> list[str]:
+    """The columns that may be classes: those with a name that is neither of an id nor of a description."""
+    named = (name for name in header if name.strip())
+    return [name for name in named if name not in ("image", "patient", *own_dicom.KEYS) and not _describes(name)]
 
 
 def _words(name: str) -> set[str]:
@@ -364,7 +370,7 @@ def guess_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, 
     records = [record for _, record in rows]
     if "label" in header:
         return own_csv.label_names((record["label"] for record in records), file)
-    free = [name for name in header if name not in ("image", "patient", *own_dicom.KEYS) and not _describes(name)]
+    free = _free(header)
     return [name for name in free if _is_class(record[name] for record in records)]
 
 
@@ -374,7 +380,7 @@ def nearly_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str,
     if "label" in header:
         return {}
     found: dict[str, int] = {}
-    free = [name for name in header if name not in ("image", "patient", *own_dicom.KEYS) and not _describes(name)]
+    free = _free(header)
     unknown = _with_words_of_others(free, [record for _, record in rows[:SAMPLE]])
     for name in free:
         cells = [record[name] for _, record in rows if not (is_missing(record[name]) or is_uncertain(record[name]))]

@@ -221,6 +221,8 @@ def test_images_may_lie_elsewhere(table, tmp_path):
         ("image,a,a", "{i}.png,{a},1", "labels.csv, header: expected each column once, got 1 twice"),
         (",image,a", "{i},{i}.png,{a}", "labels.csv, header: expected a name for every column with values (or"
          " --classes, which leaves others out), got one without"),
+        (",image,a, ", "{i},{i}.png,{a},", "labels.csv, header: expected a name for every column with values (or"
+         " --classes, which leaves others out), got one without"),
         ("image,patient", "{i}.png,{p}", "labels.csv, header: expected a column 'label' or 1 to 200 columns of classes"
          " (name them with --classes), got none"),
         ("image,a,Name", "{i}.png,{a},Jane", "labels.csv row 2, column Name: expected 1, 0 or blank, got text of 4"
@@ -252,6 +254,7 @@ def test_a_table_that_cannot_be_used_is_refused(table, tmp_path, header, row, se
         ("image;patient;a;", "{i}.png;{p};{a};", ()),
         ("image;patient;a; ;", "{i}.png;{p};{a};;", ()),
         (",image,patient,a", "{i},{i}.png,{p},{a}", ("a",)),  # the index of a data frame
+        (",,image,patient,a", "{i},{p},{i}.png,{p},{a}", ("a",)),  # twice
     ],
 )
 def test_columns_without_a_name_are_no_classes(table, tmp_path, header, row, classes):

@@ -168,6 +168,17 @@ def test_columns_that_are_left_out_are_named(films, talk, tmp_path):
     assert "columns that are left out: Age" in said
 
 
+def test_a_column_of_1_and_0_without_a_name_is_left_out_and_this_is_said(films, talk, tmp_path):
+    lines = (films / "labels.csv").read_text(encoding="utf-8-sig").splitlines()
+    lines = [";" + lines[0], *(f"{i % 2};{line}" for i, line in enumerate(lines[1:]))]
+    (films / "labels.csv").write_text("\n".join(lines), encoding="utf-8")
+    given = {"folder": str(films), "labels": str(films / "labels.csv"), "out": str(tmp_path / "x")}
+    out, questions, said = talk([""] * 5, **given)
+    assert load_card(out, "site-1").classes == ("effusion", "mass")
+    assert questions[1].endswith("[effusion,mass]: ")
+    assert "columns that are left out: one without a name, Age" in said
+
+
 def test_dicom_files_without_labels_become_a_table_to_be_filled_in(tmp_path, talk):
     make_dicom(tmp_path / "ct" / "a", pixels(1), Modality="CT", PatientID="MRN1")
     out, _, said = talk(["edema,mass", ""], folder=str(tmp_path / "ct"), labels="none")
