@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmend.basics.checked import FLAG, REFUSES, TEXT, checked, one_of, taking, that
 from fedmend.basics.json_files import read_json
-from fedmend.data.card import CARD_NAME, SiteCard, load_card
+from fedmend.data.card import CARD_NAME, SiteCard, check_classes, load_card
 from fedmend.errors import FedMendError
 from fedmend.labels import KIND_NAMES
 
@@ -86,10 +86,12 @@ def count_folders(folder: Path, *, min_count: int) -> tuple[dict[str, SiteLabels
         raise FedMendError(f"data: expected a folder of site folders, found no {CARD_NAME} one level below {folder}")
     sites: dict[str, SiteLabels] = {}
     classes: tuple[str, ...] = ()
+    first = ""  # the site that has them
     for site in found:
         try:
             card = load_card(site, site.name)
-            classes = classes or card.classes
+            classes, first = classes or card.classes, first or site.name
+            check_classes(card, classes, first)
             sites[site.name] = count_labels(card, classes, min_count=min_count)
         except FedMendError as e:
             sites[site.name] = SiteLabels(samples=0, counts=np.zeros((len(COUNTS), 0), dtype=np.int64), problem=str(e))

@@ -162,17 +162,22 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
     return replace(card, image_root=(folder / card.image_root).resolve())
 
 
-def check_classes(card: SiteCard, job_classes: Sequence[str]) -> None:
-    """Refuses a site whose class names are not the job's (their order may differ).
+def check_classes(card: SiteCard, classes: Sequence[str], owner: str = "the job") -> None:
+    """Refuses a site whose class names are not those of another one (their order may differ).
+
+    Args:
+        card: the site's card.
+        classes: those that it should have.
+        owner: whose these are, in words.
 
     Raises:
         FedMendError: names the classes that only one side knows.
     """
-    missing, extra = sorted(set(job_classes) - set(card.classes)), sorted(set(card.classes) - set(job_classes))
+    missing, extra = sorted(set(classes) - set(card.classes)), sorted(set(card.classes) - set(classes))
     if missing or extra:
         raise FedMendError(
-            f"{card.site}: {CARD_NAME}, field classes: expected the job's {sorted(job_classes)}, got"
-            f" {sorted(card.classes)} (missing here: {missing}, unknown to the job: {extra})"
+            f"{card.site}: {CARD_NAME}, field classes: expected {owner}'s {sorted(classes)}, got"
+            f" {sorted(card.classes)} (missing here: {missing}, unknown to {owner}: {extra})"
         )
 
 

@@ -64,7 +64,7 @@ def open_held_out(
         raise FedMendError(f"{site}: site.json, field task: expected {kind!r}, as the package, got {card.kind!r}")
     if name not in card.splits or (kind == SEGMENTATION and name not in SECTIONS):
         raise FedMendError(f"{site}: site.json, field splits: expected {name!r}, got {sorted(card.splits)}")
-    check_classes(card, classes)
+    check_classes(card, classes, "the package")
     pairs = {"window": (card.window, prepared.window), "color": (card.color, prepared.color)}
     differs = [
         f"{what} {own!r} here, {wanted!r} in the package" for what, (own, wanted) in pairs.items() if own != wanted

@@ -253,6 +253,9 @@ def test_what_does_not_fit_is_one_sentence(tmp_path):
         package.evaluate(with_card(folder, modality="MR"))
     with refused("site-1: site.json, field task: expected 'multilabel', as the package, got 'singlelabel'"):
         package.evaluate(with_card(folder, task="singlelabel"))
+    wrong = with_card(folder, task="multilabel", modality="", classes=["rash"])
+    with pytest.raises(Exception, match=r"expected the package's \[.*\(missing here: .*, unknown to the package: "):
+        package.evaluate(wrong)
 
 
 def test_a_folder_that_is_read_otherwise_is_read_as_the_package_says(tmp_path):
