@@ -85,17 +85,15 @@ def prepare(
     say, source = progress or (lambda line: None), Path(source)
     root = source.parent if images is None else Path(images)
     items, notes = _known_patients(read_items(source, say), choices, say)
-    kinds = {_kind(item["label"]) for item in items}
-    words = "masks, class numbers or lists of 0 and 1 as labels"
-    need(len(kinds) == 1 and "" not in kinds, source.name, words, "a mixture or others")
+    kind = _kind_of_all(items)
     named, numbers = _named_values(source), [*range(len(classes))]
-    if kinds == {SEGMENTATION}:
+    if kind == SEGMENTATION:
         _write_volumes(out, items, root, (classes, annotated, named), choices, source.name, notes, say)
         return
     need(not annotated, "argument annotated", "masks", "other labels")
     if classes:
         _check_named({"values": numbers}, numbers, classes, classes, named, source.name)
-    header, rows = _rows(items, kinds.pop(), classes, source.name)
+    header, rows = _rows(items, kind, classes)
     labelled = labels_of(header, rows, classes, file=source.name, say=say, uncertain=choices.uncertain)
     repeated = len(items) - len(labelled.table.images)
     need(not repeated, source.name, "each image once", f"{repeated} repeated")
@@ -193,6 +191,16 @@ def _known_patients(items: Sequence[Item], choices: SiteChoices, say: Say) -> tu
     return [{**item, "patient": key} for item, key in zip(items, keys, strict=True)], notes
 
 
+def _kind_of_all(items: Sequence[Item]) -> str:
+    """The kind of labels; refuses the first item whose label is of none, or of another than those before."""
+    first = _kind(items[0]["label"])
+    for item in items:
+        kind, where = _kind(item["label"]), f"{item['where']}, field label"
+        need(kind, where, "a mask (NIfTI), a class number or a list of 0 and 1", "another")
+        need(kind == first, where, f"a label for {first}, as before", f"one for {kind}")
+    return first
+
+
 def _kind(label: object) -> str:
     """The kind of labels, or an empty word for none."""
     if isinstance(label, str):
@@ -217,20 +225,18 @@ def _parts(items: Sequence[Item], choices: SiteChoices, positives: np.ndarray | 
     return {**drawn, **{name: index for name, index in given.items() if name != "train" and len(index)}}
 
 
-def _rows(
-    items: Sequence[Item], kind: str, classes: Sequence[str], file: str
-) -> tuple[list[str], list[tuple[int, dict]]]:
+def _rows(items: Sequence[Item], kind: str, classes: Sequence[str]) -> tuple[list[str], list[tuple[int, dict]]]:
     """Items with labels of classes as header and rows of a table."""
     labels = [item["label"] for item in items]
-    widths = {len(label) for label in labels} if kind == MULTILABEL else {max(labels) + 1}
-    names = list(classes) or [f"class_{c}" for c in range(max(widths))]
-    good = len(widths) == 1 and (widths == {len(names)} if kind == MULTILABEL else max(widths) <= len(names))
-    need(good, file, f"labels of {len(names)} classes", "others")
+    names = list(classes) or [f"class_{c}" for c in range(len(labels[0]) if kind == MULTILABEL else max(labels) + 1)]
     rows = []
     for number, (item, label) in enumerate(zip(items, labels, strict=True), 1):
+        where = f"{item['where']}, field label"
         if kind == SINGLELABEL:
+            need(label < len(names), where, f"the number of one of {len(names)} classes, from 0", "a larger one")
             cells = {"label": str(label) if label == UNCERTAIN else names[label]}
         else:
+            need(len(label) == len(names), where, f"a list for {len(names)} classes", f"one of {len(label)} numbers")
             cells = {name: "" if value is None else str(int(value)) for name, value in zip(names, label, strict=True)}
         rows.append((number, {"image": item["image"], "patient": item["patient"], **cells}))
     return list(rows[0][1]), rows
@@ -263,8 +269,7 @@ def _write_volumes(
     _check_named(fields, seen, classes, structures[1] or classes, structures[2], file)
     card, notes = seen_card(root, images, choices, say)
     by, sections = "patient, or volume where none is named", [item["split"] for item in items]
-    notes["splits"] = splits_note(parts, sections, choices.seed, by)
-    notes |= about
+    notes |= {"splits": splits_note(parts, sections, choices.seed, by), **about}
     which = "the one value" if len(classes) == 1 else "the values"
     notes[next(iter(fields))] = f"{which} but 0 of the {min(LOOKED_AT, len(items))} masks that were looked at"
     numbers = running_numbers([item["patient"] for item in items])
@@ -276,10 +281,8 @@ def _write_volumes(
                 mask = f"labels/{i + 1:05d}{'.nii.gz' if masks[i].lower().endswith('.gz') else '.nii'}"
                 shutil.copyfile(root / masks[i], folder / mask)
                 item = {"image": images[i], "label": mask}
-                if items[i]["slices"]:
-                    item["slices"] = items[i]["slices"]
-                if items[i]["patient"]:
-                    item["patient"] = numbers[items[i]["patient"]]
+                item |= {"slices": items[i]["slices"]} if items[i]["slices"] else {}
+                item |= {"patient": numbers[items[i]["patient"]]} if items[i]["patient"] else {}
                 listed[SECTIONS[split]].append(item)
         (folder / DATALIST).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
         write_card(

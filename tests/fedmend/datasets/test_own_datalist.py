@@ -177,6 +177,8 @@ def test_class_numbers_and_lists_of_classes_become_tables(tmp_path, label, given
 
 GOOD = {"image": "imagesTr/0.nii.gz", "label": "labelsTr/0.nii.gz"}
 BELOW = "dataset.json, training item 1, field image: expected one path below the folder of the images, got none"
+ANOTHER = "dataset.json, training item {}, field label: expected a mask (NIfTI), a class number or a list of 0 and 1,"
+ANOTHER += " got another"
 
 
 @pytest.mark.parametrize(
@@ -189,12 +191,12 @@ BELOW = "dataset.json, training item 1, field image: expected one path below the
          " folder of the images, got another"),
         ([{**GOOD, "image": "no.nii.gz"}], "dataset.json, training item 1, field image: expected a file below the"
          " folder of the images, not found"),
-        ([GOOD, {**GOOD, "label": 1}], "dataset.json: expected masks, class numbers or lists of 0 and 1 as labels, got"
-         " a mixture or others"),
-        ([{**GOOD, "label": "benign"}], "dataset.json: expected masks, class numbers or lists of 0 and 1 as labels, got"
-         " a mixture or others"),
-        ([{**GOOD, "label": 10**20}], "dataset.json: expected masks, class numbers or lists of 0 and 1 as labels, got a"
-         " mixture or others"),
+        ([GOOD, {**GOOD, "label": 1}], "dataset.json, training item 2, field label: expected a label for segmentation,"
+         " as before, got one for singlelabel"),
+        ([GOOD, {**GOOD, "label": "benign"}], ANOTHER.format(2)),
+        ([{**GOOD, "label": 10**20}], ANOTHER.format(1)),
+        ([{**GOOD, "label": [0, 1]}, {**GOOD, "label": [0, 1, 1]}], "dataset.json, training item 2, field label:"
+         " expected a list for 2 classes, got one of 3 numbers"),
         ([GOOD] * 3, "dataset.json: expected each image once, got 2 repeated"),
         (["a", "b"], "dataset.json: expected items with a label, got none"),
         (None, "dataset.json: expected a list under 'training', got none"),
@@ -205,6 +207,13 @@ def test_a_list_that_cannot_be_used_is_refused(decathlon, tmp_path, items, sente
     with refused(sentence):
         prepare(source, tmp_path / "out", choices=CHOICES)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_class_number_beyond_the_classes_that_are_named_is_refused(decathlon, tmp_path):
+    source = decathlon(training=[{**GOOD, "label": n} for n in (0, 1, 2)], test=[])
+    where = "dataset.json, training item 3, field label"
+    with refused(f"{where}: expected the number of one of 2 classes, from 0, got a larger one"):
+        prepare(source, tmp_path / "out", classes=["a", "b"], choices=CHOICES)
 
 
 def test_a_file_that_is_no_json_or_none_is_refused(tmp_path):
