@@ -139,6 +139,9 @@ def labels_of(
         classes = classes or list(columns)
     words = "a name for every column with values (or --classes, which leaves others out)"
     need(all(map(str.strip, columns)), f"{file}, header", words, "one without")
+    if single:
+        got = len(classes) or "blanks alone"
+        need(1 <= len(classes) <= MOST_CLASSES, f"{file}, column label", f"names of 1 to {MOST_CLASSES} classes", got)
     words = f"a column 'label' or 1 to {MOST_CLASSES} columns of classes (name them with --classes)"
     got = len(classes) if columns else "none"
     need(columns and 1 <= len(classes) <= MOST_CLASSES, f"{file}, header", words, got)

@@ -238,8 +238,8 @@ def test_images_may_lie_elsewhere(table, tmp_path):
         ("image,a", "{i}.png,{a},1", "labels.csv row 2: expected 2 fields as in the header, got another number"),
         ("image,a", "1.png,{a}", "labels.csv row 3: expected the labels of row 2, which names the same image, got"
          " others"),
-        ("image,label", "{i}.png,", "labels.csv, header: expected a column 'label' or 1 to 200 columns of classes (name"
-         " them with --classes), got 0"),
+        ("image,label", "{i}.png,", "labels.csv, column label: expected names of 1 to 200 classes, got blanks alone"),
+        ("image,label", "{i}.png,NA", "labels.csv, column label: expected names of 1 to 200 classes, got blanks alone"),
     ],
 )  # fmt: skip
 def test_a_table_that_cannot_be_used_is_refused(table, tmp_path, header, row, sentence):
