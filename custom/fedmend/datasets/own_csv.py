@@ -11,6 +11,8 @@ import re
 import unicodedata
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +168,9 @@ def labels_of(
     if repeated := len(rows) - len(table.images):
         say(f"{repeated} rows name an image a second time and are left out")
     notes = cells.notes() | ({} if single else _never_denied(table)) | _merged_cells(table)
+    if not single:
+        table, blank = _looked_for(table)
+        notes |= blank
     for line in notes.values():
         say(line)
     return Labelled(kind, table, notes)
@@ -192,14 +197,28 @@ def label_names(cells: Iterable[str], file: str) -> list[str]:
     return names
 
 
+def _looked_for(table: LabelTable) -> tuple[LabelTable, dict[str, str]]:
+    """The table without the columns of blanks alone, beside others; and a note that says so: nobody looked for these
+    classes."""
+    found = (table.labels != NOT_ANNOTATED).any(0)
+    blank = table.annotated & ~found
+    if not found.any() or not blank.any():
+        return table, {}
+    words = f"columns of classes ({_listed(table, blank)}) have blanks alone: these classes are not annotated here"
+    return replace(table, annotated=found), {"not_annotated": words}
+
+
+def _listed(table: LabelTable, which: np.ndarray) -> str:
+    return ", ".join(compress(table.classes, which))[:200]
+
+
 def _never_denied(table: LabelTable) -> dict[str, str]:
     """A note where classes have 1 and blanks alone: many tables leave "no" blank, which is another thing here."""
     found = (table.labels == 1).any(0) & ~(table.labels == 0).any(0) & (table.labels == NOT_ANNOTATED).any(0)
     if not found.any():
         return {}
-    names = ", ".join(name for name, flag in zip(table.classes, found, strict=True) if flag)[:200]
     words = "have 1 and blanks alone. A blank says that nobody looked; where it means no, write 0"
-    return {"only_positive": f"WARNING: classes ({names}) {words}"}
+    return {"only_positive": f"WARNING: classes ({_listed(table, found)}) {words}"}
 
 
 def _merged_cells(table: LabelTable) -> dict[str, str]:

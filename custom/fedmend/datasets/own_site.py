@@ -8,6 +8,7 @@ import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,7 @@ def write_own_site(
     card, seen = seen_card(root, table.images, choices, say)
     seen["task"] = "one column 'label'" if kind == SINGLELABEL else "one column for each class"
     notes = {**seen, "splits": splits_note(parts, sections, choices.seed, kept_together(found)), **notes, **about}
+    notes |= _one_sided(table, kind, parts["train"])
     samples = _samples(table, kind, root, patients, studies)
     with whole_folder(out.resolve()) as folder:
         for name, index in parts.items():
@@ -218,6 +220,20 @@ def write_own_site(
             **card,
         )
     say(f"{notes['splits']}; {_several(found, patients, together)}")
+    if "training" in notes:
+        say(notes["training"])
+
+
+def _one_sided(table: LabelTable, kind: str, train: np.ndarray) -> dict[str, str]:
+    """A note where no job can learn from the labels of the training split, see :mod:`fedmend.kinds`."""
+    ones, zeros = ((table.labels[train] == value).any(0) for value in (1, 0))
+    if kind == SINGLELABEL:
+        words = "it has fewer than two classes" if ones.sum() < 2 else ""
+    else:
+        names = ", ".join(compress(table.classes, table.annotated & ~(ones & zeros)))[:200]
+        hint = "leave out the column of a class that nobody looks for here"
+        words = f"classes ({names}) have no 1 or no 0 in it; {hint}" if names else ""
+    return {"training": f"WARNING: jobs refuse the training split, as {words}"} if words else {}
 
 
 def _samples(table: LabelTable, kind: str, root: Path, patients: Sequence[str], studies: Sequence[str]) -> Samples:

@@ -263,6 +263,38 @@ def test_columns_without_a_name_are_no_classes(table, tmp_path, header, row, cla
     assert sum(len(t.images) for t in tables.values()) == 16
 
 
+def test_a_class_of_blanks_alone_is_not_annotated_here(table, tmp_path):
+    said = []
+    card, tables = prepared(table("image,patient,a,c", "{i}.png,{p},{a},NA"), tmp_path / "out", progress=said.append)
+    assert card.classes == ("a", "c")
+    assert {name: t.annotated.tolist() for name, t in tables.items()} == {name: [True, False] for name in tables}
+    assert "columns of classes (c) have blanks alone: these classes are not annotated here" in said
+
+
+REFUSED = "WARNING: jobs refuse the training split, as "
+ONE_SIDED = "classes ({}) have no 1 or no 0 in it; leave out the column of a class that nobody looks for here"
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "why"),
+    [
+        ("image,patient,a,c", "{i}.png,{p},{a},0", ONE_SIDED.format("c")),
+        ("image,patient,a,c", "{i}.png,{p},1,", ONE_SIDED.format("a")),
+        ("image,patient,a", "{i}.png,{p},", ONE_SIDED.format("a")),
+        ("image,patient,label", "{i}.png,{p},melanoma", "it has fewer than two classes"),
+        ("image,patient,a", "{i}.png,{p},{a}", ""),
+        ("image,patient,label", "{i}.png,{p},{c}", ""),
+    ],
+)
+def test_labels_that_jobs_refuse_get_a_warning(table, tmp_path, header, row, why):
+    said = []
+    prepared(table(header, row), tmp_path / "out", progress=said.append)
+    warnings = [REFUSED + why] if why else []
+    assert [line for line in said if line.startswith(REFUSED)] == warnings
+    notes = json.loads((tmp_path / "out" / "site.json").read_text())["notes"]
+    assert [line for name, line in notes.items() if name == "training"] == warnings
+
+
 def test_another_encoding_is_refused(table, tmp_path):
     with refused("labels.csv: expected UTF-8 text, got another encoding, e.g. that of Windows; save it as CSV UTF-8"):
         prepare(table("image,a,b\u00fc", "{i}.png,{a},1", encoding="cp1252"), tmp_path / "out", choices=CHOICES)
