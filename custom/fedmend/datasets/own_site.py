@@ -202,6 +202,7 @@ def write_own_site(
     parts = split_units(together, choices, table.labels == 1) if parts is None else parts
     card, seen = seen_card(root, table.images, choices, say)
     seen["task"] = "one column 'label'" if kind == SINGLELABEL else "one column for each class"
+    say(f"{kind}, {len(table.classes)} classes: {', '.join(table.classes)[:200]}")
     notes = {**seen, "splits": splits_note(parts, sections, choices.seed, kept_together(found)), **notes, **about}
     notes |= _one_sided(table, kind, parts["train"])
     samples = _samples(table, kind, root, patients, studies)

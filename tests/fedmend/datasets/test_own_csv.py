@@ -263,6 +263,19 @@ def test_columns_without_a_name_are_no_classes(table, tmp_path, header, row, cla
     assert sum(len(t.images) for t in tables.values()) == 16
 
 
+@pytest.mark.parametrize(
+    ("header", "row", "line"),
+    [
+        ("image,patient,sex,a", "{i}.png,{p},{a},{a}", "multilabel, 2 classes: sex, a"),
+        ("image,label", "{i}.png,0.{a}5", "singlelabel, 2 classes: 0.05, 0.15"),  # probabilities are no classes
+    ],
+)
+def test_what_is_taken_for_classes_is_said(table, tmp_path, header, row, line):
+    said = []
+    prepared(table(header, row), tmp_path / "out", progress=said.append)
+    assert line in said
+
+
 def test_a_class_of_blanks_alone_is_not_annotated_here(table, tmp_path):
     said = []
     card, tables = prepared(table("image,patient,a,c", "{i}.png,{p},{a},NA"), tmp_path / "out", progress=said.append)
