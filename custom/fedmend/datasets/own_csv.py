@@ -133,20 +133,7 @@ def labels_of(
     words = "a column 'image' (or --columns image=ITS_NAME)"
     need("image" in header, f"{file}, header", words, f"{len(header)} other columns")
     rows, single, named = list(rows), "label" in header, bool(classes)
-    if single:
-        classes = classes or label_names((record["label"] for _, record in rows), file)
-        columns = {"label": "label"}
-    else:
-        columns = class_columns([name for name in header if name not in _OTHER], classes, file)
-        classes = classes or list(columns)
-    words = "a name for every column with values (or --classes, which leaves others out)"
-    need(all(map(str.strip, columns)), f"{file}, header", words, "one without")
-    if single:
-        got = len(classes) or "blanks alone"
-        need(1 <= len(classes) <= MOST_CLASSES, f"{file}, column label", f"names of 1 to {MOST_CLASSES} classes", got)
-    words = f"a column 'label' or 1 to {MOST_CLASSES} columns of classes (name them with --classes)"
-    got = len(classes) if columns else "none"
-    need(columns and 1 <= len(classes) <= MOST_CLASSES, f"{file}, header", words, got)
+    columns, classes = _classes_in(header, rows, classes, file)
     others = [name for name in header if name in _OTHER]
     if left := len(header) - len(others) - len(columns):
         say(f"{left} other columns are left out")
@@ -195,6 +182,25 @@ def label_names(cells: Iterable[str], file: str) -> list[str]:
     words = "one class in each cell (several labels need a column of 1 and 0 for each class)"
     need(not joined, f"{file}, column label", words, f"{joined} names that join others, as A|B does")
     return names
+
+
+def _classes_in(
+    header: Sequence[str], rows: Sequence[tuple[int, dict]], classes: Sequence[str], file: str
+) -> tuple[dict[str, str], Sequence[str]]:
+    """Column → its class, or the column ``label`` alone; and all classes."""
+    if "label" in header:
+        classes = classes or label_names((record["label"] for _, record in rows), file)
+        got = len(classes) or "blanks alone"
+        need(1 <= len(classes) <= MOST_CLASSES, f"{file}, column label", f"names of 1 to {MOST_CLASSES} classes", got)
+        return {"label": "label"}, classes
+    columns = class_columns([name for name in header if name not in _OTHER], classes, file)
+    classes = classes or list(columns)
+    words = "a name for every column with values (or --classes, which leaves others out)"
+    need(all(map(str.strip, columns)), f"{file}, header", words, "one without")
+    words = f"a column 'label' or 1 to {MOST_CLASSES} columns of classes (name them with --classes)"
+    got = len(classes) if columns else "none"
+    need(columns and 1 <= len(classes) <= MOST_CLASSES, f"{file}, header", words, got)
+    return columns, classes
 
 
 def _looked_for(table: LabelTable) -> tuple[LabelTable, dict[str, str]]:

@@ -201,10 +201,8 @@ def write_own_site(
     found = _found(units, patients, "study" if named and all(named) else "image")
     parts = split_units(together, choices, table.labels == 1) if parts is None else parts
     card, seen = seen_card(root, table.images, choices, say)
-    seen["task"] = "one column 'label'" if kind == SINGLELABEL else "one column for each class"
-    say(f"{kind}, {len(table.classes)} classes: {', '.join(table.classes)[:200]}")
+    seen |= _of_classes(table, kind, parts["train"], say)
     notes = {**seen, "splits": splits_note(parts, sections, choices.seed, kept_together(found)), **notes, **about}
-    notes |= _one_sided(table, kind, parts["train"])
     samples = _samples(table, kind, root, patients, studies)
     with whole_folder(out.resolve()) as folder:
         for name, index in parts.items():
@@ -221,20 +219,23 @@ def write_own_site(
             **card,
         )
     say(f"{notes['splits']}; {_several(found, patients, together)}")
-    if "training" in notes:
-        say(notes["training"])
 
 
-def _one_sided(table: LabelTable, kind: str, train: np.ndarray) -> dict[str, str]:
-    """A note where no job can learn from the labels of the training split, see :mod:`fedmend.kinds`."""
+def _of_classes(table: LabelTable, kind: str, train: np.ndarray, say: Say) -> dict[str, str]:
+    """Says what is taken for classes; notes on them, with a warning where no job can learn from the training split, see
+    :mod:`fedmend.kinds`."""
+    say(f"{kind}, {len(table.classes)} classes: {', '.join(table.classes)[:200]}")
     ones, zeros = ((table.labels[train] == value).any(0) for value in (1, 0))
     if kind == SINGLELABEL:
-        words = "it has fewer than two classes" if ones.sum() < 2 else ""
+        task, why = "one column 'label'", "it has fewer than two classes" if ones.sum() < 2 else ""
     else:
         names = ", ".join(compress(table.classes, table.annotated & ~(ones & zeros)))[:200]
         hint = "leave out the column of a class that nobody looks for here"
-        words = f"classes ({names}) have no 1 or no 0 in it; {hint}" if names else ""
-    return {"training": f"WARNING: jobs refuse the training split, as {words}"} if words else {}
+        task, why = "one column for each class", f"classes ({names}) have no 1 or no 0 in it; {hint}" if names else ""
+    if not why:
+        return {"task": task}
+    say(warning := f"WARNING: jobs refuse the training split, as {why}")
+    return {"task": task, "training": warning}
 
 
 def _samples(table: LabelTable, kind: str, root: Path, patients: Sequence[str], studies: Sequence[str]) -> Samples:
