@@ -5,16 +5,16 @@ holds copies of files, and de-identification leaves patients blank or gives all 
 counted.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedmend.data.dicom_copies import copies_in
 from fedmend.data.dicom_kinds import IMAGE, LOCALIZER, QUANTITY, SECONDARY
-from fedmend.data.identity import is_missing, loose, merged
+from fedmend.data.identity import merged
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_dicom_files import ABOUT, DicomImage
+from fedmend.datasets.own_patients import is_nobody
 from fedmend.datasets.samples import Say
 
 # What is kept only if asked → its name.
@@ -24,11 +24,6 @@ KEPT = {
     QUANTITY: "images for processing, of MR phase, or of CT in another unit than HU",
 }
 ALIKE = {"CR": "DX"}  # films are films
-# What de-identification writes for everybody; zeros are one zero here.
-_NOBODY = re.compile(
-    r"0|[x*#]+|(the )?(patient|subject|test|nobody)|no ?(name|id)|unknown|removed|redacted|deleted|blank(ed)?|hidden"
-    r"|anon(ym(e|ous|i[sz]ed)?)?( patient)?|(de.?)?identified|pseudo(nym(i[sz]ed)?)?|confidential|default"
-)
 
 
 def once(images: Sequence[DicomImage], folder: Path, say: Say) -> list[DicomImage]:
@@ -162,11 +157,6 @@ def patients_of(images: Sequence[DicomImage], say: Say) -> list[str]:
     if count >= 4 and shared > count / 2:
         say(f"warning: one PatientID stands on {shared} of {count} studies; they all go to one split")
     return units
-
-
-def is_nobody(key: str) -> bool:
-    """Whether a PatientID is blank, or a word that de-identification writes for everybody."""
-    return is_missing(key) or _NOBODY.fullmatch(re.sub(r"[\W_]+", " ", loose(key)).strip() or "x") is not None
 
 
 def studies_of(images: Sequence[DicomImage], units: Sequence[str], say: Say) -> list[str]:

@@ -3,12 +3,24 @@
 import re
 from collections.abc import Sequence
 
-from fedmend.data.identity import canonical, is_missing, merged, split_frame
+from fedmend.data.identity import canonical, is_missing, loose, merged, split_frame
 from fedmend.datasets.checks import need
 from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
 
 PATIENT_WORDS = ("patient", "subject", *(rf"(?<![a-z]){word}" for word in ("sub", "subj", "pat", "pid", "case")))
+
+# What de-identification writes for everybody; zeros are one zero here.
+_NOBODY = re.compile(
+    r"0|[x*#]+|(the )?(patient|subject|test|nobody)|no ?(name|id)|unknown|removed|redacted|deleted|blank(ed)?|hidden"
+    r"|anon(ym(e|ous|i[sz]ed)?)?( patient)?|(de.?)?identified|pseudo(nym(i[sz]ed)?)?|confidential|default"
+    r"|unbekannt|inconnue?|desconocid[oa]|sconosciut[oa]|onbekend"
+)
+
+
+def is_nobody(key: str) -> bool:
+    """Whether an id of a patient is blank, or a word that de-identification writes for everybody."""
+    return is_missing(key) or _NOBODY.fullmatch(re.sub(r"[\W_]+", " ", loose(key)).strip() or "x") is not None
 
 
 def guess_pattern(images: Sequence[str]) -> str | None:
@@ -42,7 +54,9 @@ def patients_of(
     Raises:
         FedMendError: a pattern that is none, that finds nothing, or that would lose somebody whom ``patients`` names.
     """
-    named = ["" if is_missing(patient) else patient for patient in patients]
+    # In a table a single sign, as 0 or X, is somebody.
+    nobody = {key for key in {*patients} if is_missing(key) or (len(loose(key)) > 1 and is_nobody(key))}
+    named = ["" if patient in nobody else patient for patient in patients]
     known, lines = sum(map(bool, named)), []
     if pattern is not None:
         found = _in_paths(images, pattern)

@@ -87,6 +87,13 @@ def test_words_for_a_missing_value_name_no_patient(site):
     assert notes["patients"] in said
 
 
+def test_words_for_nobody_name_no_patient_but_a_single_sign_does():
+    ids = ["unknown", "Anonymous", "unbekannt", "0", "X", "p1", "xxx"]
+    keys, notes = patients_of(ids, list("abcdefg"), None, lambda line: None)
+    assert keys == ["", "", "", "0", "X", "p1", ""]
+    assert notes["patients"].startswith("WARNING: no patient is known of 4 of 7 images")
+
+
 def test_images_of_no_known_patient_stay_with_their_study_or_file():
     images = ["a.nii#0", "a.nii#1", "b.png", "c.nii#7", "c.nii#8"]
     assert kept_with([""] * 5, images, ()) == ["alone 0", "alone 0", "alone 2", "alone 3", "alone 3"]
