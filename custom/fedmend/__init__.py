@@ -12,20 +12,26 @@ components that use it live in :mod:`fl_components`, and so does what runs a job
 there when they are asked for, which a site or method never does. ``Package`` is what a run leaves: its model.
 """
 
+from typing import TYPE_CHECKING
+
 __version__ = "0.2.0"
 __all__ = ["Job", "Package", "Run", "__version__"]
 
+if TYPE_CHECKING:
+    from fedmend.package import Package
+    from fl_components.api import Job, Run
+else:  # to a type checker, a module with __getattr__ would have every name
 
-def __getattr__(name: str) -> object:
-    if name in ("Job", "Run"):
-        from fl_components import api
+    def __getattr__(name: str) -> object:
+        if name in ("Job", "Run"):
+            from fl_components import api
 
-        return getattr(api, name)
-    if name == "Package":
-        from fedmend.package import Package
+            return getattr(api, name)
+        if name == "Package":
+            from fedmend.package import Package
 
-        return Package
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return Package
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
