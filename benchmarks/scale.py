@@ -30,6 +30,7 @@ from fedmend.method import Federation, LocalMethod, Workflow
 from fedmend.methods.fedia import FedIA, completeness_aware
 from fedmend.methods.fedlsm import FedLSM, FedLSMWorkflow
 from fedmend.methods.fednoro import distance_aware
+from fedmend.preprocessing import Preprocessing
 from fedmend.server.federation import RunSettings
 from fedmend.server.job import ServerJob
 from fedmend.server.transport import Transport
@@ -68,8 +69,9 @@ class StandIns(Transport):
         result = SiteResult(site, question.tasks[site].round_num, SAMPLES)
         if question.name == CENSUS:
             result.census = {
-                **{"annotated": annotated, "positives": annotated * 50, "sizes": {"train": SAMPLES}},
-                **{"kind": "multilabel", "phantom": True},
+                **{"annotated": annotated, "positives": annotated * 50, "kind": "multilabel"},
+                **{"sizes": {"train": SAMPLES}, "data": {"train": "0" * 32}, "min_federation": 1, "phantom": True},
+                "preprocessing": Preprocessing(None, False, 32, (0.5,) * 3, (0.25,) * 3).told(),
             }
         elif question.tasks[site].training:
             noise = np.random.default_rng(number).standard_normal(4096).astype(np.float32)

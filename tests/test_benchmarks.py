@@ -138,6 +138,13 @@ def test_the_pages_of_a_review_are_measured_one_kind_after_another(tmp_path):
     assert all(seconds > 0 for seconds in found.values())
 
 
+@pytest.mark.parametrize("average", ["distance", "class-wise"])
+def test_the_server_alone_averages_what_its_stand_ins_answer(average):
+    found = load("scale").measure(average, 5)
+    assert found["seconds"] > 0
+    assert found["sent_mb"] == pytest.approx(2 * 5 * 1.2, rel=0.1)  # there and back, 1.2 MB of each site
+
+
 @pytest.mark.parametrize("name", [file.stem for file in BENCHMARKS])
 def test_every_benchmark_says_how_it_is_called(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, "--help"])
