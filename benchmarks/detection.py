@@ -151,7 +151,9 @@ def warm_up(sites: Path, workspace: Path, job: JobSettings, seed: int, la: bool)
     return next(line["value"] for line in lines if line["what"] == REPORTS)
 
 
-def one_federation(job: JobSettings, prepare: Prepare, warm_ups: tuple, seed: int, share: float, rates: tuple):
+def one_federation(
+    job: JobSettings, prepare: Prepare, warm_ups: tuple, seed: int, share: float, rates: tuple
+) -> list[dict]:
     """What the sites of one federation report after each warm-up, with or without logit adjustment."""
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -219,7 +221,7 @@ def main() -> None:
     cases = list(itertools.product(range(args.seeds), SHARES, RATES))
     with tempfile.TemporaryDirectory() as folder:
         if args.brain_mri:
-            prepare = partial(brain_mri.prepare_single_label, args.brain_mri)
+            prepare: Prepare = partial(brain_mri.prepare_single_label, args.brain_mri)
         else:
             prepare = phantom_slices(job, Path(folder), sites=args.sites, real_balance=args.real_balance)
         common = (itertools.repeat(value) for value in (job, prepare, warm_ups))

@@ -51,8 +51,8 @@ RUNS = {  # job → number of sites, settings
     "label_audit": (2, AUDIT),
 }
 # Settings of a method's own that its baselines do not have; the first edition had them in every job and read them.
-OWN = ("warmup_rounds", "ratio_negative", "ratio_positive", "pairs", "tau_negative", "tau_positive")
-OWN += ("gap", "threshold", "min_component")
+OWN = {"warmup_rounds", "ratio_negative", "ratio_positive", "pairs", "tau_negative", "tau_positive"}
+OWN |= {"gap", "threshold", "min_component"}
 
 
 def settings(checkout: Path, job: str, row: str) -> list[str]:
@@ -62,7 +62,7 @@ def settings(checkout: Path, job: str, row: str) -> list[str]:
     replaced = row != "" and not part
     if (checkout / "jobs" / "variants").is_dir() and replaced:
         kept = ("tau_negative", "tau_positive") if row == "fixmatch_masked" else ()
-        given = [word for word in given if word.split("=")[0] not in set(OWN) - set(kept)]
+        given = [word for word in given if word.split("=")[0] not in OWN - set(kept)]
     return given
 
 

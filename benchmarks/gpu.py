@@ -18,7 +18,7 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -28,8 +28,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedmend.learning.inference import mixed_precision
 from fedmend.learning.networks import build_network
+from fedmend.learning.patient_steps import PatientSteps
 from fedmend.learning.training import EagerAdam, LocalTrainer
-from fedmend.method import Round
+from fedmend.method import Round, Site
 from fl_components.job.folder import Changes, read_job
 from fl_components.run.local import run_local
 
@@ -39,7 +40,7 @@ STEPS = 20  # of the bare loop
 LSM = {"num_rounds": 2, "high": 0.02, "low": 0.2, "local_iterations": 20}
 IA = {"num_rounds": 4, "warmup_rounds": 2, "gap": 0}
 # Job → its settings here, and training images of a site by the paper (or its code) where a round goes through them.
-JOBS = {
+JOBS: Mapping[str, tuple[Mapping[str, object], int | None]] = {
     "fedmlp_ich": ({"num_rounds": 3, "warmup_rounds": 2}, 5000),
     "fedmlp_cxr14": ({"num_rounds": 3, "warmup_rounds": 2, "phantom.images": 3200}, 5889),
     "fednoro_ich": ({"num_rounds": 2, "warmup_rounds": 1, "local_epochs": 1, "phantom.images": 3200}, 2379),
@@ -71,23 +72,26 @@ class Timing:
 class Stopwatch:
     """Times the trainings of a run by stage, and keeps how the steps of the last one are made."""
 
-    def __init__(self):
+    batch: tuple[int, ...]
+    site: Site
+
+    def __init__(self) -> None:
         self.stages: dict[str, list[Timing]] = {}
-        self.batch, self.site = (), None
 
     def __enter__(self) -> "Stopwatch":
         train, stopwatch = LocalTrainer.train, self
 
-        def timed(trainer: LocalTrainer, work: Round, private: object = None) -> float:
-            seen, batches = [], work.batches
-            work.batches = lambda epoch: _counted(batches(epoch), seen)
+        def timed(trainer: LocalTrainer, work: Round, private: PatientSteps | None = None) -> float:
+            seen: list[int] = []
+            batches = work.batches
+            counted = mock.patch.object(work, "batches", lambda epoch: _counted(batches(epoch), seen))
             forward = work.model.register_forward_pre_hook(lambda _, given: stopwatch._saw(given[0]))
             known = stopwatch.stages.setdefault(work.task.stage, [])
             counter = FlopCounterMode(display=False)
             _reset(work.site.device)
             started = time.perf_counter()
             # The first one of a stage is never the fastest, so it is the one that is slowed down.
-            with contextlib.nullcontext() if known else counter:
+            with counted, contextlib.nullcontext() if known else counter:
                 loss = train(trainer, work, private)
             memory = _peak(work.site.device)
             seconds = time.perf_counter() - started if known else float("inf")
@@ -100,7 +104,7 @@ class Stopwatch:
         self._patch.start()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._patch.stop()
 
     def _saw(self, images: torch.Tensor) -> None:
@@ -117,7 +121,7 @@ class Stopwatch:
         return found
 
 
-def _counted(batches, seen: list[int]) -> Iterator:
+def _counted(batches: Iterable[torch.Tensor], seen: list[int]) -> Iterator[torch.Tensor]:
     for index in batches:
         seen.append(len(index))
         yield index
@@ -137,13 +141,13 @@ def _peak(device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device)
 
 
-def bare_loop(network: str, num_classes: int, site, shape: tuple[int, ...]) -> Timing:
+def bare_loop(network: str, num_classes: int, site: Site, shape: tuple[int, ...]) -> Timing:
     """Training steps of a network on one batch (B, channels, H, W) in the memory of the site's device."""
     device = site.device
     model = build_network(network, num_classes).to(device).train()
     images = torch.rand(shape, device=device)
     if device.type == "cuda":
-        model, images = (t.to(memory_format=torch.channels_last) for t in (model, images))
+        model, images = model.to(memory_format=torch.channels_last), images.to(memory_format=torch.channels_last)
     optimizer = EagerAdam(model.parameters(), lr=1e-4, fused=True)
 
     def steps(count: int) -> None:

@@ -10,11 +10,12 @@ import dataclasses
 import itertools
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from fedmend.kinds import kind_of
 from fedmend.messages import EVALUATE, Question, RunSpec
 from fedmend.method import RoundTask
 from fedmend.report.tables import mean_and_sd
+from fedmend.site.config import SiteConfig
 from fedmend.site.worker import SiteSettings, SiteWorker
 from fl_components.job.folder import Changes, read_job
 from fl_components.job.settings import parse_assignments
@@ -36,7 +38,7 @@ SETTINGS += " num_rounds=8 eval_every=100 phantom.images=3000 phantom.pixels=48 
 SETTINGS += " phantom.alpha=100.0 phantom.presence=1.0"
 
 
-def one_run(given: Mapping[str, object], noise: float, clip: float, seed: int, cache: Path) -> dict:
+def one_run(given: Mapping[str, Any], noise: float, clip: float, seed: int, cache: Path) -> dict:
     """One noise multiplier, 0 for no privacy, and one seed, as a row of the results."""
     variables = {**parse_assignments(SETTINGS.split()), **given, "phantom.seed": 2019 + seed, "seed": seed}
     policy = {"cache_dir": str(cache.resolve()), "threads": 1}
@@ -52,7 +54,7 @@ def one_run(given: Mapping[str, object], noise: float, clip: float, seed: int, c
         return row | score(Path(results["files"]["global model"]), changes, partial(site_config, workspace))
 
 
-def score(model: Path, changes: Changes, config_of) -> dict:
+def score(model: Path, changes: Changes, config_of: Callable[[str], SiteConfig]) -> dict:
     """AUC and balanced accuracy of a model file on the test splits of all sites."""
     job = read_job(JOB, changes)
     run = RunSpec("score", tuple(job.run["classes"]), job.run["network"], 0)
@@ -64,7 +66,7 @@ def score(model: Path, changes: Changes, config_of) -> dict:
         task = RoundTask(EVALUATE, 0, 1, training=False)
         result = worker.answer(site, Question(EVALUATE, weights, {site: task}, run, evaluate=True), config)
         counts.append(result.counts["test"])
-    macro = kind.metrics(sum(counts))["macro"]
+    macro = kind.metrics(np.sum(counts, axis=0))["macro"]
     return {"auc": macro["auc"], "bacc": macro["bacc"]}
 
 

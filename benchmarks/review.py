@@ -23,6 +23,7 @@ import numpy as np
 
 from fedmend.comparison.paired import paired_difference
 from fedmend.errors import FedMendError
+from fedmend.repairs.mask_ledger import MaskLedger
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL
 from fedmend.report.tables import markdown_table, mean_and_sd
 from fedmend.review.desk import ORDERS, RANDOM, REPAIRS, VALUE, Choice, Desk, Item, reviewable
@@ -41,7 +42,7 @@ METRICS = ("auc", "dice")  # the first that the job has is shown
 
 def is_right(desk: Desk, item: Item, truth: np.ndarray) -> bool:
     """Whether a repair is what the truth says; of a mask: most of the pixels that it changes."""
-    if not desk.masks:
+    if not isinstance(desk.ledger, MaskLedger):
         return int(truth[item.sample, item.label_class]) == item.new
     change, complete = desk.ledger.to_judge(item.sample, item.label_class), truth[item.sample] > 0
     right = ((change > 0) & complete).sum() + ((change < 0) & ~complete).sum()
@@ -83,8 +84,8 @@ def one_seed(job: Path, words: Sequence[str], checked: int, out: Path, cache: Pa
     def run(name: str) -> dict:
         where = {"state_dir": str(home / name / "state" / "{SITE_NAME}"), "cache_dir": str(cache)}
         variables = {**settings, "seed": seed, **({} if name == FIRST else {"run_name": "second"})}
-        how = {"threads": 1, "site_settings": where, "quiet": True}
-        return run_local(job, home / f"{name}-workspace", Changes(variables), **how)["final"]["test"]
+        workspace, changes = home / f"{name}-workspace", Changes(variables)
+        return run_local(job, workspace, changes, threads=1, site_settings=where, quiet=True)["final"]["test"]
 
     metrics, found = {FIRST: run(FIRST)}, {}
     folders = reviewable(home / FIRST / "state")
@@ -146,7 +147,7 @@ def figure(rows: Sequence[dict], file: Path) -> None:
 
     drawing, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
     for order in rows[0]["found"]:
-        means = [np.mean(found) for found in shares(rows, order)]
+        means = [float(np.mean(found)) for found in shares(rows, order)]
         axes.plot([0, *(100 * share for share in LOOKED)], [0, *(100 * m for m in means)], "o-", label=order)
     axes.set(xlabel="part of each site's queue looked at, %", ylabel="wrong repairs found, %", title="PHANTOM")
     axes.legend()

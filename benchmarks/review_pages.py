@@ -10,7 +10,9 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,13 +23,16 @@ from fedmend.basics.state import StateStore
 from fedmend.data.card import load_card, write_card
 from fedmend.data.site import Opening
 from fedmend.data.tables import write_table
-from fedmend.kinds import kind_of
+from fedmend.kinds.multilabel import MultiLabel
 from fedmend.labels import MULTILABEL
 from fedmend.repairs.label_ledger import Repairs
 from fedmend.repairs.site_run import LEDGER_NAME, OPINIONS, save_opened
 from fedmend.repairs.verdicts import ACCEPT
 from fedmend.review.app import Session, review_app
 from fedmend.review.desk import Desk
+
+if TYPE_CHECKING:
+    from httpx2 import Response
 
 CLASSES, EDGE, HOST = ("own", "a", "b", "c", "d"), 64, "127.0.0.1:5000"
 
@@ -40,10 +45,10 @@ def make_run(folder: Path, repairs: int) -> Path:
     for image in images:
         Image.fromarray(rng.integers(0, 256, (EDGE, EDGE), dtype=np.uint8)).save(folder / "data" / "images" / image)
     write_table(folder / "data" / "train.csv", images, rng.integers(0, 2, (count, 1)), CLASSES[:1])
-    about = {"classes": CLASSES, "splits": {"train": "train.csv"}, "image_root": "images"}
-    write_card(folder / "data", task=MULTILABEL, **about)
+    splits = {"train": "train.csv"}
+    write_card(folder / "data", task=MULTILABEL, classes=CLASSES, splits=splits, image_root="images")
     card, run = load_card(folder / "data", "site-1"), folder / "state" / "run" / "site-1"
-    opening, kind = Opening(folder / "cache", 32, torch.device("cpu")), kind_of(MULTILABEL)
+    opening, kind = Opening(folder / "cache", 32, torch.device("cpu")), MultiLabel()
     data = kind.load(card, CLASSES, opening)
     ledger, state = kind.open_ledger(run / LEDGER_NAME, card, data), StateStore(run)
     sample, label_class = (axis.ravel() for axis in np.indices((count, len(CLASSES) - 1)))
@@ -60,11 +65,11 @@ def measure(run: Path, times: int) -> dict[str, float]:
     desk = Desk(run)
     client = TestClient(review_app(desk, session, lambda: {HOST}), base_url=f"http://{HOST}")
     client.get(f"/?token={session.token}")
-    how = {"headers": {"origin": f"http://{HOST}"}}
-    client.post("/hello", data={"form": session.form, "reviewer": "AB"}, **how)
+    headers = {"origin": f"http://{HOST}"}
+    client.post("/hello", data={"form": session.form, "reviewer": "AB"}, headers=headers)
     found = {"first page, with opening the run": time.perf_counter() - started}
 
-    def median(do) -> float:
+    def median(do: Callable[[int], "Response"]) -> float:
         seconds = []
         for number in range(times):
             before = time.perf_counter()
@@ -72,9 +77,9 @@ def measure(run: Path, times: int) -> dict[str, float]:
             seconds.append(time.perf_counter() - before)
         return statistics.median(seconds)
 
-    def judge(_):
+    def judge(_: int) -> "Response":
         here = client.get("/next", follow_redirects=False).headers["location"].replace("item", "judge")
-        return client.post(here, data={"form": session.form, "word": ACCEPT, "seen": ""}, **how)
+        return client.post(here, data={"form": session.form, "word": ACCEPT, "seen": ""}, headers=headers)
 
     found["page of the queue"] = median(lambda number: client.get(f"/queue?page={number}"))
     found["item"] = median(lambda number: client.get(f"/item/{number}/1"))

@@ -22,9 +22,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import psutil
@@ -72,18 +74,18 @@ def _tree_memory(process: psutil.Process) -> int:
 class PeakMemory:
     """Samples the resident memory of this process's children while a block runs."""
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self.peak, self._stop = 0, threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
 
-    def _watch(self):
+    def _watch(self) -> None:
         me = psutil.Process()
         while not self._stop.wait(0.2):
             self.peak = max(self.peak, _tree_memory(me) - me.memory_info().rss)
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
 
@@ -91,12 +93,12 @@ class PeakMemory:
 class PeakOfThisProcess(PeakMemory):
     """Samples the resident memory of this process itself."""
 
-    def _watch(self):
+    def _watch(self) -> None:
         while not self._stop.wait(0.01):
             self.peak = max(self.peak, psutil.Process().memory_info().rss)
 
 
-def _bare_site(connection, name: str, folder: Path, cache: Path) -> None:
+def _bare_site(connection: Connection, name: str, folder: Path, cache: Path) -> None:
     """One site of the bare loop: the passes of a warm-up round of FedMLP, evaluation included."""
     torch.set_num_threads(1)
     card = load_card(folder / name, name)
@@ -189,7 +191,7 @@ def data_path(cache: Path) -> dict:
     torch.set_num_threads(1)
     card = load_card(folder / "site-1", "site-1")
     data = load_site(card, CLASSES, Opening(cache, IMAGE_SIZE, torch.device("cpu")))
-    site = Site("site-1", torch.device("cpu"), data, None, None, BATCH)
+    site = Site("site-1", torch.device("cpu"), data, None, StateStore(cache), BATCH)
     views, repeats = site.views(RoundTask(WARMUP, 0, 1), 1)[0], 5
     started = time.monotonic()
     for _ in range(repeats):
@@ -203,6 +205,13 @@ def data_path(cache: Path) -> dict:
     }
 
 
+@contextlib.contextmanager
+def _clock(timed: dict[str, float], name: str) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    timed[name] = time.monotonic() - started
+
+
 def growth(features: int = 512, classes: int = 5) -> dict:
     """(c) seconds per step; 90 % of the entries are unlabelled, 10 % of the residual are tagged."""
     rows = {}
@@ -211,31 +220,27 @@ def growth(features: int = 512, classes: int = 5) -> dict:
         x = rng.standard_normal((n, features), dtype=np.float32)
         labels = np.full((n, classes), -1, dtype=np.int8)
         labels[:, 0] = rng.random(n) < 0.2
-        timed = {}
-
-        def clock(name, work, timed=timed):
-            started = time.monotonic()
-            value = work()
-            timed[name] = time.monotonic() - started
-            return value
-
-        prototypes = clock("prototypes (Eq. 5)", lambda x=x, labels=labels: local_prototypes(x, labels)[0])
+        timed: dict[str, float] = {}
+        with _clock(timed, "prototypes (Eq. 5)"):
+            prototypes = local_prototypes(x, labels)[0]
         prototypes = prototypes + rng.standard_normal(prototypes.shape).astype(np.float32)
-        z = clock("confidences (Eq. 7)", lambda x=x, p=prototypes: confidences(x, p))
+        with _clock(timed, "confidences (Eq. 7)"):
+            z = confidences(x, prototypes)
         residual = np.ones(n, dtype=bool)
-        found = clock(
-            "selection (Eqs. 8-9)",
-            lambda z=z, r=residual: [select_confident(z[:, c], r, 0.1, 0.1) for c in range(1, classes)],
-        )
+        with _clock(timed, "selection (Eqs. 8-9)"):
+            found = [select_confident(z[:, c], residual, 0.1, 0.1) for c in range(1, classes)]
         sample = np.concatenate([s for pair in found for s in pair])
         label_class = np.concatenate([np.full(len(s), c + 1) for c, pair in enumerate(found) for s in pair])
         new = np.concatenate([np.full(len(s), k) for pair in found for k, s in enumerate(pair)])
         with tempfile.TemporaryDirectory() as folder:
-            names = {"images": [str(i) for i in range(n)], "classes": [str(c) for c in range(classes)]}
-            ledger = LabelLedger(Path(folder) / "l.sqlite", fingerprint="x", site="bench", **names)
+            images, names = ([str(i) for i in range(count)] for count in (n, classes))
+            file = Path(folder) / "l.sqlite"
+            ledger = LabelLedger(file, fingerprint="x", site="bench", images=images, classes=names)
             repairs = Repairs(sample, label_class, new, np.abs(z[sample, label_class]))
-            clock("ledger record", lambda lg=ledger, r=repairs, y=labels: lg.record("rule", 0, y, r))
-            clock("ledger apply", lambda lg=ledger, y=labels: lg.apply(y))
+            with _clock(timed, "ledger record"):
+                ledger.record("rule", 0, labels, repairs)
+            with _clock(timed, "ledger apply"):
+                ledger.apply(labels)
         rows[n] = timed
     return rows
 
@@ -251,7 +256,7 @@ def aggregation() -> dict:
         start = {k: v.numpy() for k, v in get_weights(initial_network(network, CLASSES, 0)).items()}
         names = sorted(f"site-{i + 1}" for i in range(sites))
         known = {name: np.arange(len(CLASSES)) == i % len(CLASSES) for i, name in enumerate(names)}
-        other = {
+        other: dict[str, tuple[str, dict[str, Callable]]] = {
             "resnet18": ("DaAgg", {"average": partial(distance_aware, names[: int(0.4 * len(names))])}),
             "densenet121": ("AWPA", {"rows": partial(FedLSMWorkflow().row_weights, known)}),
         }
@@ -304,10 +309,11 @@ def start() -> dict:
 def predictions(cache: Path) -> dict:
     """(f) of 256 slices of the phantom, of two networks in images/s: by a bare loop and by ``predict``, on one and
     on all cores."""
-    files, rows = sorted((ensure_phantom(cache, SPEC) / "download" / "stage_2_train").iterdir())[:256], {}
+    files = sorted((ensure_phantom(cache, SPEC) / "download" / "stage_2_train").iterdir())[:256]
+    rows: dict[str, float] = {}
     for network, size in (("resnet_narrow", 32), ("resnet18", 224)):
-        values = {"window": (40.0, 80.0), "color": False, "image_size": size, "modality": "CT"}
-        prepared = Preprocessing(**values, pixel_mean=(0.485, 0.456, 0.406), pixel_deviation=(0.229, 0.224, 0.225))
+        grey = partial(Preprocessing, window=(40.0, 80.0), color=False, image_size=size, modality="CT")
+        prepared = grey(pixel_mean=(0.485, 0.456, 0.406), pixel_deviation=(0.229, 0.224, 0.225))
         about = {"name": network, "phantom": True, "kind": MULTILABEL, "classes": list(CLASSES), "thresholds": {}}
         about |= {"network": {"name": network}, "preprocessing": prepared.of_package(MULTILABEL)}
         weights = get_weights(initial_network(network, CLASSES, 0))
@@ -375,10 +381,10 @@ def main() -> None:
     parts = {"a": lambda: federations(args.cache), "b": lambda: data_path(args.cache), "c": growth}
     parts |= {"d": aggregation, "e": start, "f": lambda: predictions(args.cache)}
     machine = f"{platform.machine()}, {psutil.cpu_count()} cores, torch {torch.__version__}"
-    results = {"machine": machine, **{p: parts[p]() for p in args.parts}}
+    results = {p: parts[p]() for p in args.parts}
     out = ROOT / "benchmarks" / "results"
     out.mkdir(exist_ok=True)
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    (out / "results.json").write_text(json.dumps({"machine": machine, **results}, indent=2) + "\n")
     print(machine)
     print_results(results)
 

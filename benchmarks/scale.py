@@ -15,7 +15,7 @@ import platform
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from fedmend.averaging import Contributions, by_samples
+from fedmend.averaging import Average, RowAverage, by_samples
 from fedmend.datasets.rsna_ich import CLASSES
 from fedmend.messages import CENSUS, Question, SiteResult
-from fedmend.method import Federation, LocalMethod, Workflow
+from fedmend.method import Federation, Workflow
 from fedmend.methods.fedia import FedIA, completeness_aware
 from fedmend.methods.fedlsm import FedLSM, FedLSMWorkflow
 from fedmend.methods.fednoro import distance_aware
@@ -79,7 +79,7 @@ class StandIns(Transport):
             result.report = dict(self._report)
         return result
 
-    def save_model(self, weights: dict, *, best: bool = False) -> str:
+    def save_model(self, weights: Mapping[str, np.ndarray], *, best: bool = False) -> str:
         return "nowhere"
 
     def stream(self, tag: str, value: float, step: int) -> None:
@@ -89,13 +89,16 @@ class StandIns(Transport):
 class Rounds(Workflow):
     """Rounds with one average, each of them measured, less the seconds of the stand-ins themselves."""
 
-    def __init__(self, average: Callable[[Contributions], dict], transport: StandIns, method: type[LocalMethod]):
-        self.METHOD, self._average, self.transport, self.seconds = method, average, transport, []
+    _rows: RowAverage | None = None
+
+    def __init__(self, average: Average, transport: StandIns):
+        self._average, self.transport = average, transport
+        self.seconds: list[float] = []
 
     def run(self, fed: Federation) -> None:
         begun, own = time.perf_counter(), self.transport.seconds
         for _ in fed.rounds():
-            fed.train("train", average=self._average)
+            fed.train("train", average=self._average, rows=self._rows)
             now = time.perf_counter()
             self.seconds.append(now - begun - (self.transport.seconds - own))
             begun, own = now, self.transport.seconds
@@ -104,26 +107,32 @@ class Rounds(Workflow):
 class ClassWiseRounds(Rounds):
     """The same with FedLSM's rows of the classifier."""
 
+    METHOD = FedLSM
+
     def run(self, fed: Federation) -> None:
         known = {site: facts.positives > 0 for site, facts in fed.sites.items()}
-        rows = partial(FedLSMWorkflow().row_weights, known)
-        train = fed.train
-        fed.train = lambda stage, average: train(stage, rows=rows)
+        self._rows = partial(FedLSMWorkflow().row_weights, known)
         super().run(fed)
+
+
+class CompletenessRounds(Rounds):
+    """The same with the reports of FedIA."""
+
+    METHOD = FedIA
 
 
 def workflow_of(average: str, count: int) -> Rounds:
     """The rounds of one way of averaging."""
     if average == "class-wise":
         knowledge = {"class_knowledge": np.full(len(CLASSES), 50, dtype=np.float32)}
-        return ClassWiseRounds(by_samples, StandIns(count, knowledge), FedLSM)
+        return ClassWiseRounds(by_samples, StandIns(count, knowledge))
     if average == "completeness":
         estimates = {site_name(i): (i % 10 + 1) / 10 for i in range(count)}
         report = {"dice_loss": np.array([0.5], dtype=np.float32)}
-        return Rounds(partial(completeness_aware, estimates), StandIns(count, report), FedIA)
+        return CompletenessRounds(partial(completeness_aware, estimates), StandIns(count, report))
     noisy = {site_name(i) for i in range(int(NOISY_SHARE * count))}
     chosen = by_samples if average == "samples" else partial(distance_aware, noisy)
-    return Rounds(chosen, StandIns(count, {}), LocalMethod)
+    return Rounds(chosen, StandIns(count, {}))
 
 
 def measure(average: str, count: int) -> dict[str, float]:
@@ -133,10 +142,11 @@ def measure(average: str, count: int) -> dict[str, float]:
         settings = RunSettings(
             run_name="scale", classes=CLASSES, network="resnet_narrow", num_rounds=ROUNDS, eval_every=ROUNDS + 1
         )
-        names = {"state_dir": "state", "folder": "run", "app_dir": "", "weights_dir": ""}
-        places = {name: Path(folder) / inner for name, inner in names.items()}
-        job = ServerJob(settings=settings, workflow=workflow, transport=workflow.transport, described={}, **places)
+        place = Path(folder)
+        make = partial(ServerJob, state_dir=place / "state", folder=place / "run", app_dir=place, weights_dir=place)
+        job = make(settings=settings, workflow=workflow, transport=workflow.transport, described={})
         job.run()
+        assert job.federation  # since the census
         size = sum(value.nbytes for value in job.federation.model.values())
     return {
         "seconds": workflow.seconds[-1],

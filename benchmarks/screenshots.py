@@ -18,12 +18,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from fedmend.repairs.verdicts import ACCEPT, REJECT
 from fedmend.review.desk import REPAIRS, Choice, Desk, reviewable
 from fedmend.review.sign_off import PAGE, export
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZE, COLOURS = (1100, 900), 96
@@ -32,7 +36,7 @@ WINDOW = "const s = document.getElementById('window'); s.value = arguments[0]; s
 
 
 @contextmanager
-def browser() -> Iterator:
+def browser() -> "Iterator[Chrome]":
     """Chromium without a window."""
     from selenium import webdriver
 
@@ -52,20 +56,21 @@ def served(folder: Path) -> Iterator[str]:
     """The link of a review of a run."""
     words = [sys.executable, "-u", "-m", "fl_components.cli", "review", str(folder)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout  # a pipe
         try:
             yield [process.stdout.readline() for _ in range(2)][1].strip()
         finally:
             process.kill()
 
 
-def shoot(driver, file: Path) -> None:
+def shoot(driver: "Chrome", file: Path) -> None:
     """What the browser shows, in few colours."""
     driver.execute_async_script(WAIT)
     Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB").quantize(COLOURS).save(file, optimize=True)
     print(f"{file} {file.stat().st_size // 1000} kB")
 
 
-def enter(driver, link: str) -> str:
+def enter(driver: "Chrome", link: str) -> str:
     """Opens the page; its address."""
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys

@@ -90,7 +90,7 @@ def main() -> None:
     args = parser.parse_args()
     out = ROOT / "benchmarks" / "results"
     out.mkdir(exist_ok=True)
-    runs = {}
+    runs: dict[int, dict] = {}
     results = {"machine": f"{platform.machine()}, {psutil.cpu_count()} cores", "threads": args.threads, "sites": runs}
     for sites in args.sites:
         runs[sites] = measure(args.cache, sites=sites, rounds=args.rounds, threads=args.threads)

@@ -17,7 +17,7 @@ import multiprocessing
 import resource
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,8 @@ MEASURES = {"auc": roc_auc_score, "map": average_precision_score}
 def job_of(seed: int, method: str, changes: dict[str, Any], given: dict[str, Any]) -> fedmend.Job:
     """The job of one way and federation."""
     variants = ["studies"] + [method] * (method != "fedmlp")
-    fixed = {"study_slices": SLICES, "batch_size": STUDIES, "local_epochs": EPOCHS, "seed": seed, "phantom.seed": seed}
-    fixed |= {f"phantom.{name}": value for name, value in PHANTOM.items() if name != "dataset"}
+    fixed: dict[str, Any] = {f"phantom.{name}": value for name, value in PHANTOM.items() if name != "dataset"}
+    fixed |= {"study_slices": SLICES, "batch_size": STUDIES, "local_epochs": EPOCHS, "seed": seed, "phantom.seed": seed}
     return fedmend.Job(ROOT / "jobs" / "fedmlp_ich", variants=variants, **fixed | given | changes)
 
 
@@ -96,7 +96,7 @@ def federation(seed: int, method: str, given: dict[str, Any]) -> dict[str, dict[
             logits, labels = logits_of_studies(job, run, Path(place) / "cache")
         names = sorted(logits)
         truth = np.stack([labels[name] for name in names])
-        rows = {"slices of a study at once": np.mean}
+        rows: dict[str, Callable[..., np.ndarray]] = {"slices of a study at once": np.mean}
         if way == "copied":
             rows = {"copied labels, mean of slices": np.mean, "copied labels, highest slice": np.max}
         for row, pool in rows.items():
@@ -175,8 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     first, *others = found
     for name in MEASURES:
         for row in found:
-            values = 100 * np.array([v[name] for v in found[row]])
-            print(f"{name}, {row}: {values.mean():.1f} ± {values.std(ddof=1):.1f}" if len(values) > 1 else row)
+            points = 100 * np.array([v[name] for v in found[row]])
+            print(f"{name}, {row}: {points.mean():.1f} ± {points.std(ddof=1):.1f}" if len(points) > 1 else row)
         for row in others if len(args.seeds) > 1 else ():
             pairs = [[v[name] for v in found[way]] for way in (first, row)]
             print(f"{name}, {first} minus {row}: {paired_difference(*pairs)}")

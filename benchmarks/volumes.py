@@ -48,9 +48,9 @@ WINDOW = (50.0, 350.0)  # of the phantom's cards
 
 def job_of(seed: int, rounds: int, epochs: int) -> fedmend.Job:
     """Federated averaging of one federation, on Dice and cross-entropy."""
-    settings = {"network": NETWORK, "spacing": SPACING, "patch": PATCH, "image_size": SIZE, "batch_size": BATCH}
+    settings: dict[str, Any] = {"network": NETWORK, "spacing": SPACING, "patch": PATCH, "image_size": SIZE}
     settings |= {"num_rounds": rounds, "local_epochs": epochs, "eval_every": rounds, "learning_rate": RATE}
-    settings |= {"learning_rate_decay": DECAY}
+    settings |= {"batch_size": BATCH, "learning_rate_decay": DECAY}
     settings |= {"weight_decay": 0.0, "second_momentum": 0.999, "keep_moments": True, "augment": False}
     settings |= {"seed": seed, "phantom.seed": seed, "phantom.annotated_per_site": len(ORGANS)}
     return fedmend.Job(ROOT / "jobs" / "condist_organs", variants=["fedavg"], **settings)
@@ -60,8 +60,8 @@ def federated(job: fedmend.Job, place: Path) -> list[float]:
     """Dice per volume of each organ, over the test volumes of all sites."""
     run = job.run(workspace=place, threads=1, progress=False)
     package = fedmend.Package(run.folder)
-    counts = sum(package.evaluate(folder_of(job) / name, device="cpu").counts for name in job.sites)
-    return kind_of(SEGMENTATION).metrics(counts)["per_class"]["volume_dice"]
+    counts = [package.evaluate(folder_of(job) / name, device="cpu").counts for name in job.sites]
+    return kind_of(SEGMENTATION).metrics(np.sum(counts, axis=0))["per_class"]["volume_dice"]
 
 
 def folder_of(job: fedmend.Job) -> Path:
@@ -96,7 +96,7 @@ def central(job: fedmend.Job, seed: int, rounds: int, epochs: int) -> list[float
         T.ScaleIntensityRanged("image", low, high, 0, 1, clip=True),
         T.Spacingd(keys, SPACING, mode=("bilinear", "nearest")),
     ]
-    ratios = [len(ORGANS), *[1] * len(ORGANS)]  # half of the patches around an organ
+    ratios: list[float | int] = [len(ORGANS), *[1] * len(ORGANS)]  # half of the patches around an organ
     crop: list[Any] = [
         T.SpatialPadd(keys, PATCH),
         T.RandCropByLabelClassesd(keys, "label", PATCH, ratios, num_classes=1 + len(ORGANS), image_key="image"),
@@ -122,8 +122,11 @@ def central(job: fedmend.Job, seed: int, rounds: int, epochs: int) -> list[float
     with torch.no_grad():
         for case in DataLoader(test, batch_size=1):
             found = sliding_window_inference(case["image"].as_tensor(), PATCH, 1, model, mode="gaussian")
+            assert isinstance(found, torch.Tensor)  # as the network's output
             dice(found.argmax(1, keepdim=True), case["label"].as_tensor())
-    return dice.aggregate().tolist()
+    means = dice.aggregate()
+    assert isinstance(means, torch.Tensor)  # it was not asked for numbers of cases too
+    return means.tolist()
 
 
 def samples_of(train: Any) -> int:
@@ -140,7 +143,8 @@ def bare_epochs(model: torch.nn.Module, train: Any, epochs: int, batch: int, sam
     optimizer, loss = torch.optim.Adam(model.parameters(), RATE), DiceCELoss(to_onehot_y=True, softmax=True, batch=True)
     for _ in range(epochs):
         for index in torch.randperm(samples).split(batch):
-            rows, height, width = index.numpy(), *(train.patch[1:] or train.images.shape[1:])
+            rows = index.numpy()
+            height, width = train.patch[1:] or train.images.shape[1:]
             if train.patch:
                 rows = np.stack([np.flatnonzero(train.case == n % len(train.items))[: train.patch[0]] for n in rows])
             images = torch.from_numpy(train.images[rows][..., :height, :width]).float().unsqueeze(1)
