@@ -330,6 +330,7 @@ def read_verdicts(path: Path) -> list[dict]:
             "image": images.get(v.sample),
             "class": classes.get(v.label_class),
             **{name: getattr(v, name) for name in told},
+            **({"note": ""} if v.word == people.WITHDRAW else {}),
         }
         for v in rows
     ]

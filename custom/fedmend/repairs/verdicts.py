@@ -42,14 +42,14 @@ class Verdict:
         sample: sample number.
         label_class: class number; of data with one label per sample that of the label that the word is about.
         word: ``accept`` fixes the label ``value``; ``reject`` forbids it, and the original counts; ``relabel`` fixes
-            the label ``value``, which is another one; ``unsure`` leaves open what is right, and ``withdraw`` takes the
-            last verdict about the same label back, so that the one before it counts again.
+            the label ``value``, which is another one; ``unsure`` leaves open what is right, and ``withdraw`` takes a
+            verdict about the same label back, the last one of the ledger at that time.
         old: the original label, -1 where there was none; of masks voxels of the class.
         value: label 0 or 1; of masks voxels of the class.
         rule: of the repair that was judged; empty: an original label was.
         round_num: of the repair; -1: an original label was judged.
         reviewer: initials.
-        note: free words.
+        note: free words; of ``withdraw`` the name of the verdict that it takes back.
         made: time, UTC; empty: now.
         name: of the row; empty: a new one.
         pixels: of masks what the repair had changed, packed; see :mod:`fedmend.repairs.mask_ledger`.
@@ -120,15 +120,17 @@ def counting(verdicts: Iterable[Verdict], *, one_label: bool) -> list[Verdict]:
         verdicts: in the order in which they count.
         one_label: see :func:`key_of`.
     """
-    found: dict[tuple[int, int], list[Verdict]] = {}
+    found: dict[tuple[int, int], dict[str, Verdict]] = {}
     every = list(verdicts)
     for v in every:
-        about = found.setdefault(key_of(v, one_label=one_label), [])
+        about = found.setdefault(key_of(v, one_label=one_label), {})
         if v.word != WITHDRAW:
-            about.append(v)
-        elif about:
-            about.pop()
-    kept = {v.name for about in found.values() for v in about}
+            about[v.name] = v
+        elif v.note:  # another run may have had another last one
+            about.pop(v.note, None)
+        elif about:  # a row of an earlier version
+            about.popitem()
+    kept = {name for about in found.values() for name in about}
     return [v for v in every if v.name in kept]
 
 
@@ -182,7 +184,8 @@ def add(db: sqlite3.Connection, verdict: Verdict, *, seen: str, one_label: bool)
     now = datetime.now(UTC)
     if last:  # a clock that was put back must not let an earlier one win, nor may the names of two of one moment decide
         now = max(now, datetime.strptime(last, TIME).replace(tzinfo=UTC) + timedelta(microseconds=1))
-    written = replace(verdict, name=secrets.token_hex(8), made=now.strftime(TIME))
+    note = seen if verdict.word == WITHDRAW else verdict.note
+    written = replace(verdict, note=note, name=secrets.token_hex(8), made=now.strftime(TIME))
     _insert(db, [written])
     return written
 

@@ -250,7 +250,7 @@ class Desk:
         last = latest(self.ledger.verdicts(), one_label=self.kind.one_label).get(self._key(item))
         if last is None:
             raise FedMendError("verdict: expected one to take back, found none")
-        return self.ledger.judge(replace(last, word=WITHDRAW, note="", reviewer=reviewer, name="", made=""), seen=seen)
+        return self.ledger.judge(replace(last, word=WITHDRAW, reviewer=reviewer, name="", made=""), seen=seen)
 
     # ---- where items come from --------------------------------------------------------------------------------------
     def _key(self, about: Item | Entry | Verdict) -> tuple[int, int]:

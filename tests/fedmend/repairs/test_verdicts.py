@@ -9,6 +9,7 @@ from torch_factories import make_mask_split
 from fedmend.errors import WAY_ON
 from fedmend.repairs import verdicts
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
+from fedmend.repairs.ledger import read_verdicts
 from fedmend.repairs.mask_ledger import MaskLedger, _frozen
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE, WITHDRAW, Verdict
 
@@ -186,6 +187,26 @@ def test_a_later_run_takes_over_what_was_said_about_the_same_data(tmp_path, capl
     with caplog.at_level("INFO"):
         assert other.take_over(tmp_path / "a.sqlite") == 0
     assert "site-1: label ledger: 2 verdicts of run" in caplog.messages[-1]
+
+
+def test_a_verdict_that_was_taken_back_in_one_run_takes_none_of_another_run_back(tmp_path):
+    one, two, three, later = (ledger(tmp_path, name=f"{run}.sqlite") for run in range(4))
+    first = one.judge(word(ACCEPT))
+    for book in (two, three):
+        book.take_over(tmp_path / "0.sqlite")
+    two.judge(word(REJECT, reviewer="CD"), seen=first.name)
+    for book in (one, three):
+        book.judge(word(WITHDRAW), seen=first.name)
+    assert [v["note"] for v in read_verdicts(tmp_path / "0.sqlite")] == ["", ""]
+    for run in range(3):
+        later.take_over(tmp_path / f"{run}.sqlite")
+    (left,) = verdicts.counting(later.verdicts(), one_label=False)
+    assert (left.word, left.reviewer) == (REJECT, "CD")
+    repair(later, (0, 1, 1))
+    assert later.repairs()[0].tolist() == [-1, -1]
+    with contextlib.closing(sqlite3.connect(tmp_path / "3.sqlite")) as db, db:
+        db.execute("UPDATE verdicts SET note = '' WHERE word = ?", (WITHDRAW,))  # as earlier versions wrote them
+    assert verdicts.counting(later.verdicts(), one_label=False) == []
 
 
 def test_a_ledger_of_an_earlier_version_has_no_verdicts(tmp_path):
