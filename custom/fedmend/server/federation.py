@@ -175,6 +175,8 @@ class RunningFederation(Federation):
         for r in range(self._first, self.num_rounds):
             self._round, self._done = r, r
             self._trained.clear()
+            if r == self._log.best_round and not self._workflow.trains:  # as :meth:`train` does where sites train
+                self._evaluate()
             yield r
             self._save(r + 1)
             if not self._trained:  # training has told of itself
@@ -289,9 +291,8 @@ class RunningFederation(Federation):
             "start": self._start,
             "sign": self._exchange.transport.sign,
         }
-        folder = self._log.folder
         self._packages = {
-            name: pack(folder, name, weights, outcome=outcomes[name], **about) for name, weights in models.items()
+            name: pack(self._log.folder, name, w, outcome=outcomes[name], **about) for name, w in models.items()
         }
         return {f"{name} package": str(place) for name, place in self._packages.items()}
 
@@ -330,8 +331,7 @@ class RunningFederation(Federation):
         return counted
 
     def _safety_net(self) -> SafetyNet:
-        chosen = self._settings
-        limits = {"factor": chosen.max_update_factor, "clip": chosen.clip_update}
+        limits = {"factor": self._settings.max_update_factor, "clip": self._settings.clip_update}
         size, patch = self._described.get("image_size"), self._described.get("patch")
         shape = [size if isinstance(size, int) else EDGE] * 2
         if patch and isinstance(patch, Sequence):  # rows, columns and slices

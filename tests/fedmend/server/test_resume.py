@@ -505,6 +505,23 @@ def test_the_best_model_of_a_finished_run_keeps_its_numbers_where_the_run_gets_m
     assert more.moved(model=more.transport.saved["best"]) == pytest.approx([3, 3])
 
 
+def test_the_best_model_keeps_its_numbers_also_where_rounds_only_collect(tmp_path):
+    class Collects(FedAvgWorkflow):
+        trains = False
+
+        def run(self, fed):
+            for _ in fed.rounds():
+                fed.collect("collect")
+
+    answer = plain_answers(BOTH, counts=lambda r: val({3: 1, 5: 0.5}[r]))
+    play(tmp_path, answer, workflow=Collects())
+    more = play(tmp_path, answer, workflow=Collects(), num_rounds=5, allow_changes=["num_rounds"])
+    best = more.content("results.json")["best"]
+    assert (best["round"], best["val"]["auc"]) == (3, 1)
+    package = more.content("run-1-best.fedmend/package.json")
+    assert (package["round"], package["metrics"]["val"]["auc"]) == (3, 1)
+
+
 def test_what_a_workflow_remembers_comes_back_in_the_same_types(tmp_path):
     seen = []
 
