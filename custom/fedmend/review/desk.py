@@ -166,11 +166,20 @@ class Desk:
         verdicts = latest(self.ledger.verdicts(), one_label=self.kind.one_label)
         found = self._mask_items() if self.masks else [*(repaired := self._repaired()), *self._doubted(repaired)]
         keyed = {self._key(item): item for item in found}
-        keyed |= {k: self._remembered(v) for k, v in verdicts.items() if k not in keyed and v.word != UNSURE}
+        decided = {k: v for k, v in verdicts.items() if v.word != UNSURE}
+        keyed |= {k: self._remembered(v) for k, v in decided.items() if k not in keyed or not self._meets(v, keyed[k])}
         said = {k: replace(item, verdict=verdicts[k]) for k, item in keyed.items() if k in verdicts}
         changed = self._changed(said)
         keyed |= said | {k: replace(said[k], changed=True) for k in changed}
         return list(keyed.values())
+
+    def _meets(self, v: Verdict, item: Item) -> bool:
+        """Whether a verdict that decides is about an item, or leaves it to be judged; not a repair of a label that was
+        fixed, nor an own label of which a repair was judged."""
+        if self.masks:
+            return True
+        same = v.word != ACCEPT or (v.label_class, v.value) == (item.label_class, item.new)
+        return same and bool(v.rule) == bool(item.rule)
 
     def _changed(self, said: Mapping[tuple[int, int], Item]) -> set[tuple[int, int]]:
         """Those of items with a verdict of which other repairs came: of pixels that nobody has judged, or of a label
@@ -301,12 +310,15 @@ class Desk:
         return found
 
     def _remembered(self, verdict: Verdict) -> Item:
-        """What a verdict that counts is about, of a repair of another run, or of one that was taken out of force."""
+        """What a verdict that counts is about, where no item is: a repair of another run or one that was taken out of
+        force, or a label that another repair cannot change."""
         v, doubt = verdict, 0.0
         label_class, new = v.label_class, v.value if v.rule else v.old
         if not self.masks:
             if self.kind.one_label and not v.rule:
                 label_class, new = int(self.data.train.labels[v.sample].argmax()), 1
+            elif v.word == RELABEL and v.rule and not self.kind.one_label:
+                new = 1 - v.value  # as the rule had set it
             doubt = self._doubt(v.sample, label_class, new)
         return Item(v.sample, label_class, v.old, new, v.rule, v.round_num, math.nan, doubt, 0.0)
 

@@ -9,6 +9,7 @@ from fedmend.repairs.label_ledger import Repairs
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE
 from fedmend.review.desk import CONFIDENCE, DOUBT, JUDGED, OWN, RANDOM, REPAIRS, ROUND, Choice, Desk, reviewable
 from fedmend.review.shown import Shown
+from fedmend.review.sign_off import class_verdicts
 
 # Class 1 is missing at the site; class 0 is (1, 0, blank, 0, 1, 0) and class 2 (0, 1, 0, 0, 1, blank).
 TAGS = ((0, 1, 1, 0, 0.9), (1, 1, 0, 0, 0.5), (2, 1, 0, 1, 0.7), (2, 0, 1, 1, 0.6))
@@ -188,6 +189,29 @@ def test_the_label_that_an_item_has_is_accepted_when_it_is_given(tmp_path):
     assert desk.judge(desk.item(1, 1), RELABEL, reviewer="AB", value=1).word == RELABEL
     desk = make_desk(tmp_path / "single", (0, 0, 0, 0, 0.9), (0, 2, 1, 0, 0.9), labels=np.array([0, 1, 2, 0]))
     assert desk.judge(desk.item(0, 2), RELABEL, reviewer="AB", value=2).word == ACCEPT
+
+
+@pytest.mark.parametrize(
+    ("new", "word", "later", "shown"),
+    [
+        (None, ACCEPT, 0, (1, "")),  # the own label is right, and a rule repairs it all the same
+        (None, RELABEL, 0, (1, "")),
+        (0, ACCEPT, 1, (0, RULE)),
+        (0, REJECT, None, (0, RULE)),  # the model doubts the own label, which nobody has rejected
+        (0, RELABEL, None, (0, RULE)),
+    ],
+)
+def test_a_verdict_is_shown_with_what_it_is_about_whatever_comes_later(tmp_path, new, word, later, shown):
+    desk = make_desk(tmp_path, *[(4, 0, new, 0, 0.9)] * (new is not None), opinions=OPINIONS)  # whose own label is 1
+    desk.judge(desk.item(4, 0), word, reviewer="AB", value=(new == 0) * 1 if word == RELABEL else None)
+    before = class_verdicts(desk)
+    if later is None:
+        desk.ledger.undo()
+    else:
+        desk.ledger.record(RULE, 1, desk.data.train.labels, Repairs(*np.array([[4], [0], [later], [1]])))
+    item = desk.item(4, 0)
+    assert (item.new, item.rule, item.judged, item.verdict.word) == (*shown, True, word)
+    assert class_verdicts(desk) == before
 
 
 def test_of_masks_slices_with_repairs_wait(tmp_path):
