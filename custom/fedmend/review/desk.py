@@ -183,12 +183,17 @@ class Desk:
 
     def _changed(self, said: Mapping[tuple[int, int], Item]) -> set[tuple[int, int]]:
         """Those of items with a verdict of which other repairs came: of pixels that nobody has judged, or of a label
-        after another one was rejected."""
+        after another one was rejected or left open."""
         if isinstance(self.ledger, MaskLedger):
             return self._with_unseen(self.ledger, said)
         banned = self.ledger.banned()
-        rejected = {k: i for k, i in said.items() if i.verdict and i.verdict.word == REJECT}
-        return {k for k, i in rejected.items() if i.rule and not banned[i.sample, i.label_class, i.new]}
+        repaired = {k: (i.verdict, (i.sample, i.label_class, i.new)) for k, i in said.items() if i.verdict and i.rule}
+        return {
+            k
+            for k, (v, label) in repaired.items()
+            if (v.word == REJECT and not banned[label])
+            or (v.word == UNSURE and not (v.rule and (v.sample, v.label_class, v.value) == label))
+        }
 
     def _with_unseen(self, ledger: MaskLedger, said: Mapping[tuple[int, int], Item]) -> set[tuple[int, int]]:
         """Slices and classes with pixels that nobody has judged; asked again where a verdict or a repair came."""

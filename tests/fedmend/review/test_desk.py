@@ -95,6 +95,17 @@ def take_back(desk, sample, label_class, *, reviewer="AB"):
     desk.take_back(item, reviewer=reviewer, seen=item.verdict.name)
 
 
+@pytest.mark.parametrize(("first", "second"), [(None, 0), (1, 0), (0, 1)])
+def test_a_new_repair_of_a_label_that_somebody_left_open_waits(tmp_path, first, second):
+    desk = make_desk(tmp_path, *[(4, 0, first, 0, 0.9)] * (first is not None), opinions=OPINIONS)
+    desk.judge(desk.item(4, 0), UNSURE, reviewer="AB")
+    assert desk.item(4, 0).judged
+    for new, judged in ((first, True), (second, False)):
+        if new is not None:
+            desk.ledger.record(RULE, 1, desk.data.train.labels, Repairs(*np.array([[4], [0], [new], [1]])))
+        assert desk.item(4, 0).judged == judged
+
+
 def test_taking_back_returns_to_the_verdict_before(tmp_path):
     desk = make_desk(tmp_path, *TAGS)
     first = desk.judge(desk.item(0, 1), ACCEPT, reviewer="AB")
