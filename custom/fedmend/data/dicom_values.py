@@ -174,6 +174,7 @@ def header_number(value: object, name: str) -> float:
 
 
 # ---- grey values -----------------------------------------------------------------------------------------------------
+FUNCTIONS = ("LINEAR", "LINEAR_EXACT", "SIGMOID")
 Voi = Callable[[np.ndarray], np.ndarray]  # (H, W) values → (H, W) uint8
 
 
@@ -202,6 +203,9 @@ def own_voi(group: "Dataset", *, wanted: bool) -> tuple[tuple[float, float], Voi
             return None
         centre, width = (header_number(v[0] if isinstance(v, MultiValue) else v, "window") for v in (centre, width))
         function = str(group.get("VOILUTFunction") or "LINEAR").strip().upper()
+        if function not in FUNCTIONS:
+            words = "expected LINEAR, LINEAR_EXACT or SIGMOID as VOILUTFunction in the DICOM header"
+            raise UnreadableImage(f"{words} (site.json says window: file), got another")
         if (
             function == "LINEAR" and width < 1
         ):  # the standard's formula needs 1 at least; values of such files are small

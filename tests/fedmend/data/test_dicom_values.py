@@ -257,6 +257,13 @@ def test_the_function_of_the_header_makes_the_grey_values(tmp_path, function):
     assert seen(tmp_path / "a", "file") == [[int(min(max(v, 0), 1) * 255 + 0.5) for v in exact]]
 
 
+def test_a_function_that_nobody_knows_is_refused_where_the_header_makes_the_grey_values(tmp_path):
+    make_dicom(tmp_path / "a", [[0, 25, 50, 100]], WindowCenter=50, WindowWidth=100, VOILUTFunction="GAMMA")
+    with pytest.raises(UnreadableImage, match=r"^expected LINEAR, LINEAR_EXACT or SIGMOID as VOILUTFunction"):
+        read_raw(tmp_path / "a", "file")
+    assert seen(tmp_path / "a", [50, 100]) == [[0, 64, 128, 255]]
+
+
 @pytest.mark.parametrize("depth", [8, 12])
 def test_a_table_of_the_header_makes_the_grey_values_and_ends_hold_beyond_it(tmp_path, depth):
     item, top = Dataset(), 2**depth - 1
