@@ -19,7 +19,7 @@ import numpy as np
 
 from fedmend.data.dicom_groups import PALETTE, groups_in, is_colored
 from fedmend.data.dicom_kinds import kind_of
-from fedmend.data.dicom_values import Values, header_number, is_ct, modality_values, own_voi
+from fedmend.data.dicom_values import Values, header_number, is_ct, modality_values, own_voi, palette_in_order
 from fedmend.data.raw import WIDEST, RawImage, UnreadableImage, Window, as_picture, check_pixels, grey_range, is_window
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ def open_dicom(path: Path, **how: Any) -> "FileDataset":
     word = dataset.get("PhotometricInterpretation")
     if isinstance(word, str) and word != word.strip().upper():
         dataset.PhotometricInterpretation = word.strip().upper()
+    palette_in_order(dataset)
     return dataset
 
 

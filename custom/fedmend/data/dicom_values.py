@@ -234,6 +234,20 @@ def _by_function(values: np.ndarray, *, centre: float, width: float, function: s
     return (apply_windowing(values, window) + 0.5).astype(np.uint8)
 
 
+def _in_order(words: bytes) -> bytes:
+    """Words of a big endian file as a little endian one has them, two entries of 8 bits in each or one of 16."""
+    return np.frombuffer(words, dtype=">u2").astype("<u2").tobytes()
+
+
+def palette_in_order(dataset: "Dataset") -> None:
+    """Puts the tables of colours of a big endian file in the order in which pydicom takes them."""
+    if dataset.original_encoding[1] is not False:
+        return
+    for name in ("Red", "Green", "Blue", "Alpha"):
+        if words := dataset.get(table := f"{name}PaletteColorLookupTableData"):
+            setattr(dataset, table, _in_order(words))
+
+
 def _table(item: "Dataset") -> tuple[tuple[float, float], Voi]:
     """A VOI LUT, PS3.3 C.11.2.1.1; pydicom's own counts its 8-bit tables modulo 256 and takes whole numbers alone."""
     number, first, bits = (int(v) for v in item.LUTDescriptor)
@@ -242,8 +256,7 @@ def _table(item: "Dataset") -> tuple[tuple[float, float], Voi]:
         first -= 2**16
     data = item.LUTData
     if isinstance(data, bytes):
-        if item.original_encoding[1] is False:  # words of a big endian file
-            data = np.frombuffer(data, dtype=">u2").astype("<u2").tobytes()
+        data = _in_order(data) if item.original_encoding[1] is False else data
         data = np.frombuffer(data, dtype="<u2" if len(data) >= 2 * number else "u1")
     grey = np.asarray(data, dtype=np.float64)[:number] / (2**bits - 1)
     if len(grey) < number:

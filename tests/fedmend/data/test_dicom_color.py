@@ -117,6 +117,28 @@ def test_numbers_of_a_palette_become_its_colours(tmp_path, bits):
     assert np.array_equal(read_image(tmp_path / "a", None, color=True), table[numbers[..., 0]])
 
 
+@pytest.mark.parametrize("bits", [8, 16])
+def test_the_tables_of_colours_of_a_big_endian_file_are_read_in_its_byte_order(tmp_path, bits):
+    table = np.array([[10, 20, 30], [250, 120, 7]], dtype=np.uint8)
+    numbers = np.arange(16 * 16).reshape(16, 16, 1).astype(np.uint8) % 2
+    fields = {"PhotometricInterpretation": "PALETTE COLOR"}
+    for name, values in zip(("Red", "Green", "Blue"), table.T, strict=True):
+        fields[f"{name}PaletteColorLookupTableDescriptor"] = [2, 0, bits]
+        # Two entries of 8 bits in one word, the first one in its lower half; of 16 bits the lower half is not shown.
+        stored = values[::-1] if bits == 8 else (values.astype(np.uint16) * 256 + 77).astype(">u2")
+        fields[f"{name}PaletteColorLookupTableData"] = stored.tobytes()
+    make_colored(tmp_path / "a", numbers.reshape(-1, 2)[:, ::-1].reshape(16, 16, 1), **fields)
+    little = pydicom.dcmread(tmp_path / "a")
+    big = pydicom.Dataset()
+    big.file_meta = little.file_meta
+    big.file_meta.TransferSyntaxUID = uid.ExplicitVRBigEndian
+    for element in little:
+        big.add(element)
+    big["PixelData"].VR = "OW"
+    big.save_as(tmp_path / "a", implicit_vr=False, little_endian=False)
+    assert np.array_equal(read_image(tmp_path / "a", None, color=True), table[numbers[..., 0]])
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
