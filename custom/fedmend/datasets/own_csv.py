@@ -262,13 +262,14 @@ def class_arguments(parser: ArgumentParser) -> None:
 
 
 def class_names(text: str) -> tuple[str, ...]:
-    """What ``--classes`` says: names between commas, one that has a comma itself in quotation marks.
+    """What ``--classes`` says: names between commas, one that has a comma itself in quotation marks; a line break, as
+    headers of spreadsheets have, is a blank.
 
     Raises:
         FedMendError: two names are the same in every table, as 2 and 2.0.
     """
     with bounded_fields("argument classes"):
-        fields = next(csv.reader([text], skipinitialspace=True), [])
+        fields = next(csv.reader([" ".join(text.splitlines())], skipinitialspace=True), [])
     names = tuple(_name(name) for name in fields if name.strip())
     one = len(names) - len({*map(canonical, names)})
     need(not one, "argument classes", "names that differ (2 and 2.0 are one)", f"{one} that another one equals")

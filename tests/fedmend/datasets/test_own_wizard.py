@@ -324,6 +324,21 @@ def test_a_table_that_names_no_file_of_the_folder_is_told_that_endings_belong_to
         talk([""] * 10, folder=str(films))
 
 
+@pytest.mark.parametrize("header", ['image,"Pleural\nEffusion",Mass', "image,label"])
+def test_a_line_break_in_the_name_of_a_class_is_a_blank(tmp_path, talk, header):
+    cells = ['"Pleural\nEffusion"', "Mass"] if "label" in header else ["1,0", "0,1"]
+    for i in range(8):
+        write_png(tmp_path / "x" / f"{i}.png", i, 40)
+    (tmp_path / "x" / "labels.csv").write_text("\n".join([header, *(f"{i}.png,{cells[i % 2]}" for i in range(8))]))
+    out, _, _ = talk([""] * 10, folder=str(tmp_path / "x"))
+    card = load_card(out, "site-1")
+    table = load_table(card, "train.csv", names := ["Pleural Effusion", "Mass"])
+    assert set(card.classes) == {*names}
+    own = table.labels[np.arange(len(table.images)), [int(image[0]) % 2 for image in table.images]]
+    assert own.all()
+    assert table.labels.sum() == len(own)
+
+
 def test_prepare_and_init_end_with_the_same_look_at_the_training_images(films, tmp_path, capsys):
     for number in range(3):
         Image.fromarray(np.full((64, 64), 255, dtype=np.uint8)).save(films / f"{number}.png")
