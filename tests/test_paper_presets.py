@@ -78,3 +78,15 @@ def test_the_preset_keeps_its_numbers_beside_baselines_and_ablations(tmp_path, j
         assert {name: found[name] for name in kept} == kept, other
         least = {"num_rounds", "learning_rate", "batch_size", "image_size", "network", "weights"}
         assert least <= {*kept, *changed}, other
+
+
+def test_a_row_without_a_published_number_is_ours_or_learns_from_complete_labels():
+    rows = {(job, name): v.table for job in JOBS for name, v in job_variants(JOBS[job]).items() if v.table}
+    ours = {"candidate_sets", "closed_form", "closed_form_candidates", "alone", "cleanlab", "all_labels"}
+    assert {name for (job, name), row in rows.items() if job not in row.published} == ours
+
+
+@pytest.mark.parametrize(("job", "best", "last"), [("fednoro_ich", 58.5, 57.85), ("fednoro_isic2019", 64.46, 60.13)])
+def test_fedprox_has_the_numbers_of_fednoros_tables(job, best, last):
+    found = job_variants(JOBS[job])["fedprox"].table.published[job]
+    assert found == {"bacc_best": best, "bacc_last": last}
