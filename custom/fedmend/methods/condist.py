@@ -18,12 +18,15 @@ D1. The code's cross-entropy takes softmax of the merged probabilities a second 
 D2. The code trains nnU-Nets in three dimensions with deep supervision, which is left out here; networks see axial
     slices or, where the job says so, patches of volumes.
 D3. The code's groups of structures (an organ with its tumour) are single structures here.
+D4. The code's server takes the plain mean of the sites' updates and a step of SGD with momentum 0.6 on it (FedOpt);
+    here it is federated averaging by samples. Its sites have SGD, whose momentum lasts over rounds, a learning rate
+    that falls along a cosine, and clipped gradients; here they have the job's optimiser.
 
 An option of ours, off by default: before one round each site marks in its ledger what the received model is sure of
 among the structures that its masks do not show (*pseudo-labels*, for people to look at). From then on the cross-entropy
 takes these pixels as their structure; in all else they stay what they were, unmarked.
 
-Server: plain FedAvg. Nothing but weights, and counts of what was repaired, leaves a site.
+Nothing but weights, and counts of what was repaired, leaves a site.
 """
 
 import copy
