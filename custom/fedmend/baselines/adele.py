@@ -1,7 +1,7 @@
 """ADELE: masks are corrected when a site has stopped learning fast, by a network that answers alike at three scales.
 
 Liu, Liu, Zhu, Shen, Fernandez-Granda, "Adaptive Early-Learning Correction for Segmentation from Noisy Annotations",
-CVPR 2022; code Kangningthu/ADELE, commit 7195bd0, branch SegTHOR. The original is centralised; FedIA's comparison gives
+CVPR 2022; code Kangningthu/ADELE, commit 7195bd0, folder SegThor. The original is centralised; FedIA's comparison gives
 no details. This is our form: each site watches and corrects for itself, and the server does federated averaging.
 
 A network first learns what is right in the marks, and only then learns by heart what is wrong with them. Every step
@@ -19,10 +19,11 @@ slope v' has fallen by 90 % since x = 1, pixels get the label that p gives them 
 - D3 p is clamped to [0.001, 0.999] in the divergence and carries a gradient, m is one number per slice (code).
 - D4 IoU of one class, the lesion: hits over union, pooled over a round's slices, argmax of the outputs at scale 1
   before each step; no pass of its own.
-- D5 fit: x = 1, 2, ... for rounds; a, b in [0, 1], c > 0, from 1, 1, 1; points weigh more the later they are, sigma
-  from 1 to 0.1 in geometric steps (code). Rounds before the first rise of 0.1 are cut off (code), but none where there
-  is no such rise: the code then fits one point and fires early. At least 8 points; a fit that fails does not fire. A
-  change of slope above 1 does not count (code).
+- D5 fit: x = 1, 2, ... for rounds; the code spreads n points evenly from 0 to n, and fires an epoch later. a, b in
+  [0, 1], c > 0, from 1, 1, 1; points weigh more the later they are, sigma from 1 to 0.1 in geometric steps (code).
+  Rounds before the first rise of 0.1 are cut off (code), but none where there is no such rise: the code then fits one
+  point and fires early. At least 8 points; a fit that fails does not fire. A change of slope above 1 does not count
+  (code).
 - D6 all slices are corrected, in both directions: background becomes lesion and lesion background, which the ledger
   keeps as signed changes. The code's SegTHOR branch leaves slices without any mark alone (``skip_unmarked``), but many
   of the missing lesions lie on them. Its VOC branch spares an image that would lose more than half of its foreground
