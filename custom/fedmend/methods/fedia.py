@@ -189,7 +189,7 @@ class FedIA(SliceMethod):
     """Client half of FedIA, and of FedAvg, which is FedIA without correction.
 
     Args:
-        correct: mark what was left unmarked (Eq. 7).
+        correct: mark what was left unmarked (section 2.4).
         line_share: share of the warm-up, its last rounds, that the line of Eq. (6) goes through, above 0 to 1; at least
             two rounds.
         gap: lambda, how far the IoU must fall behind the line, >= 0.
@@ -225,7 +225,7 @@ class FedIA(SliceMethod):
     most_added: Weight = 19.0
 
     def correct_masks(self, model: nn.Module, task: RoundTask, site: Site, lesions: Sequence[int] | None) -> bool:
-        """Marks what the received model is sure of, Eq. (7).
+        """Marks what the received model is sure of, section 2.4, Xiang et al., MICCAI 2024; Eq. (7) says when.
 
         Args:
             model: the received one.

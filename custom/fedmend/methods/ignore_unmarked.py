@@ -1,7 +1,7 @@
 """Ignore in place of correct: masks in which lesions may be missing, without a repair. Not in any of the four papers.
 
-FedIA marks, once and for good, what the global model is sure of (Eq. 7, Xiang et al., MICCAI 2024). Here nothing is
-marked: from the end of the warm-up on, an unmarked pixel that the received model takes for lesion leaves the loss of
+FedIA marks, once and for good, what the global model is sure of (section 2.4, Xiang et al., MICCAI 2024). Here nothing
+is marked: from the end of the warm-up on, an unmarked pixel that the received model takes for lesion leaves the loss of
 the round, unless people have said that it is none. It teaches neither lesion nor background. A pixel that is left out
 by mistake costs little, and the next round asks again.
 
