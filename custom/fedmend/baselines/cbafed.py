@@ -144,7 +144,8 @@ class CBAFedWorkflow(Settings, Workflow):
 
     def run(self, fed: Federation) -> None:
         for r in fed.rounds():
-            stage = WARMUP if r < self.warmup_rounds else PSEUDO
+            known = bool(fed.memory.knowledge)  # a run may go on with a shorter warm-up
+            stage = PSEUDO if r >= self.warmup_rounds and known else WARMUP
             average = by_samples if stage == WARMUP else by_labels
             answers = fed.train(stage, knowledge=fed.memory.knowledge, average=average)
             self._connect(fed, r, stage)
@@ -163,7 +164,7 @@ class CBAFedWorkflow(Settings, Workflow):
         began = 0 if stage == WARMUP else self.warmup_rounds
         if not period or (round_num - began) % period:
             return
-        if round_num > began:
+        if round_num > began and fed.memory.model:  # a run may get so many rounds that it blends only now
             old = KEPT[stage]
             fed.model = {name: (1 - old) * new + old * fed.memory.model[name] for name, new in fed.model.items()}
         fed.memory.model = dict(fed.model)

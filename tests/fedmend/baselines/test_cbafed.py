@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from federation_factories import Run, plain_answers
+from federation_factories import Run, failing, plain_answers
 from torch_factories import Says, make_task
 
 from fedmend.averaging import Contribution
@@ -106,9 +106,9 @@ def answers(change=None, steps=None):
     return answer
 
 
-def play(folder, answer=None, rounds=4, warmup=2):
-    workflow = CBAFedWorkflow(warmup_rounds=warmup)
-    return Run(folder, workflow, list(ANNOTATED), answer or answers(), num_rounds=rounds, eval_every=rounds)
+def play(folder, answer=None, rounds=4, warmup=2, **settings):
+    settings = {"num_rounds": rounds, "eval_every": 100, **settings}
+    return Run(folder, CBAFedWorkflow(warmup_rounds=warmup), list(ANNOTATED), answer or answers(), **settings)
 
 
 def test_thresholds_follow_the_labels_in_use_from_the_end_of_the_warm_up_on(tmp_path):
@@ -142,3 +142,20 @@ def test_a_long_run_blends_its_models_and_starts_anew_after_the_warm_up(tmp_path
             w = memory = w if r == began else (1 - old) * w + old * memory
     assert run.moved() == pytest.approx([w] * 2, rel=1e-5)
     assert w == pytest.approx(5.8)
+
+
+def test_a_run_that_gets_so_many_rounds_that_it_blends_begins_with_the_model_that_it_has(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmend.baselines.cbafed.RESIDUAL_ROUNDS", 0.1)  # no blend in 4 rounds, one in each of 8
+    alike = answers(steps={"site-1": 1.0, "site-2": 1.0})
+    assert play(tmp_path, alike, rounds=4).moved() == pytest.approx([4] * 2)
+    run = play(tmp_path, alike, rounds=8, job="job-2", allow_changes=["num_rounds"])
+    assert run.stopped == ""
+    assert run.moved() == pytest.approx([5 + 0.5 + 0.5 + 0.5] * 2, rel=1e-5)
+
+
+def test_a_run_that_goes_on_with_a_shorter_warm_up_counts_labels_before_it_has_thresholds(tmp_path):
+    cut = failing(answers(), site="site-1", when=lambda name, r: name == TRAIN and r == 3)
+    assert play(tmp_path, cut, rounds=6, warmup=5).stopped
+    run = play(tmp_path, rounds=6, warmup=2, job="job-2", allow_changes=["warmup_rounds"])
+    assert [stage for question, _, stage in run.stages if question == TRAIN] == [WARMUP, PSEUDO, PSEUDO]
+    assert [sorted(k) for k in run.knowledge(PSEUDO).values()] == [["thresholds"]] * 2
