@@ -81,6 +81,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def _compare(args: argparse.Namespace) -> None:
     from fedmend.comparison.level_table import LevelTable, write_level_table
+    from fl_components.compare.budget import shares
     from fl_components.compare.job_tables import DETECTION, read_tables, swept
     from fl_components.compare.paper_rows import find_job, own_entry
     from fl_components.compare.varied_data import varied_settings
@@ -104,6 +105,8 @@ def _compare(args: argparse.Namespace) -> None:
     if table:
         own_entry(job)  # refuses a job that is in no table
         read_tables(job).table(table)
+    each = len(read_tables(job).detection.rows) if table == DETECTION else 1
+    args.shares = shares(args.budget, each * max(len(levels), 1))
     if table == DETECTION:
         say(*_detection(args, job, out, levels).split("\n"), f"written to {out}")
         return
@@ -221,7 +224,7 @@ def _plan(args: argparse.Namespace, comparison: "Comparison", *, table: bool) ->
         say(f"{row}: left out: {why}")
     if table and not args.processes:
         how["processes"] = fitting_processes(trials)
-    how["budget"] = Budget(args.budget, estimates(trials)) if limited else None
+    how["budget"] = Budget(next(args.shares), estimates(trials)) if limited else None
     return replace(comparison, rows=[row for row in comparison.rows if row not in without]), without, how
 
 

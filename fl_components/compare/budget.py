@@ -4,7 +4,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fedmend.basics.page import duration
 from fedmend.errors import FedMendError
@@ -24,8 +24,20 @@ def parse_duration(text: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
+def shares(seconds: float, count: int) -> Iterator[float]:
+    """The time of a call for ``count`` comparisons, one after the other: each may take an equal part of what is left.
+
+    Args:
+        seconds: of all together, from the first question on.
+        count: comparisons.
+    """
+    began = time.monotonic()
+    for left in range(count, 0, -1):
+        yield max(seconds - (time.monotonic() - began), 0.0) / left
+
+
 class Budget:
-    """The time for a call; it begins when it is made.
+    """The time for a comparison; it begins when it is made.
 
     Args:
         seconds: no run is begun that would end after them.

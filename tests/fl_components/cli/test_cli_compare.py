@@ -147,6 +147,21 @@ def test_a_sweep_makes_a_level_of_each_value(seen, tmp_path):
     ]
 
 
+def test_the_budget_of_a_call_is_for_all_levels_together(seen, tmp_path, monkeypatch):
+    def compare(comparison, out, *, budget, **how):
+        seen.comparison = comparison
+        fits.append(budget.fits("own"))  # estimated at 7 seconds
+        now[0] += 16
+        return {row: [row] for row in ("own", *comparison.rows)}
+
+    now, fits = [0.0], []
+    monkeypatch.setattr("fl_components.compare.budget.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fl_components.compare.runs.compare", compare)
+    words = ["--sweep", "warmup_rounds=2,4", "--rows", "fedavg", "--out", tmp_path, "--budget", "20s"]
+    assert call("compare", JOBS / "fedia_lung", *words) == 0
+    assert fits == [True, False]  # 10 seconds, then 4
+
+
 def test_another_table_of_the_paper_has_rows_and_settings_of_its_own(seen, tmp_path):
     assert call("compare", "noisy-sites", "--table", "stage2", "--per-class", "--out", tmp_path) == 0
     ((wanted, given, rows, _),) = seen.shown

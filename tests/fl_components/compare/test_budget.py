@@ -2,7 +2,7 @@ import pytest
 from factories import refused
 
 from fl_components.compare import budget as module
-from fl_components.compare.budget import Budget, parse_duration
+from fl_components.compare.budget import Budget, parse_duration, shares
 
 
 @pytest.fixture
@@ -59,3 +59,13 @@ def test_a_run_fits_when_it_ends_in_time(clock):
     clock[0] = 61
     assert not budget.fits("a")
     assert Budget().fits("a")
+
+
+def test_comparisons_one_after_the_other_share_the_time_that_is_left(clock):
+    parts = shares(100, 4)
+    clock[0] = 5  # the time begins with the first question
+    found = [next(parts)]
+    for now in (45, 65, 205):
+        clock[0] = now
+        found.append(next(parts))
+    assert found == [25, 20, 20, 0]
