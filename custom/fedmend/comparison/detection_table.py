@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedmend.basics.files import write_text
+from fedmend.basics.words import inert
 from fedmend.comparison.paired import per_federation, unit_sentence
 from fedmend.comparison.paper_table import PageTable
 from fedmend.comparison.table_pages import html_page, latex, markdown
@@ -165,7 +166,9 @@ class DetectionTable:
                 for seed, found in ((seed, runs[seed]) for seed in self.seeds):
                     scores = ["" if math.isnan(v) else f"{v:.4f}" for v in found.scores().values()]
                     sites = [" ".join(sorted(names)) for names in (found.sites, found.noisy)]
-                    writer.writerow([level, rule, seed, *scores, *sites, int(found.phantom), found.federation])
+                    writer.writerow(
+                        [inert(level), inert(rule), seed, *scores, *sites, int(found.phantom), found.federation]
+                    )
         return stream.getvalue()
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fedmend.basics.files import write_text
+from fedmend.basics.words import inert
 from fedmend.comparison.paired import difference_cells
 from fedmend.comparison.paper_table import PageTable, PaperTable
 from fedmend.comparison.table_pages import html_page, latex, markdown
@@ -124,7 +125,7 @@ class LevelTable:
         for place, (level, table) in enumerate(self.levels.items()):
             head, *lines = csv.reader(io.StringIO(table.csv()))
             writer.writerows([["level", *head]] if not place else [])
-            writer.writerows([level, *line] for line in lines)
+            writer.writerows([inert(level), *line] for line in lines)
         return stream.getvalue()
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from scipy.special import stdtr, stdtrit
 
 from fedmend.basics.files import write_text
+from fedmend.basics.words import inert
 from fedmend.comparison.curves import curves_figure
 from fedmend.errors import FedMendError
 from fedmend.records.run_folder import RunFiles
@@ -256,7 +257,7 @@ def _csv(found: Paired) -> str:
             numbers = [*mean_and_sd(found.values(row, column), digits=3), *ends]
             phantom = "yes" if group[0].info["phantom"] else "no"
             last = [len(set(found.federations)), p, "yes" if column.key == found.primary else "no"]
-            writer.writerow([row, column.word, *numbers, len(group), phantom, *last])
+            writer.writerow([inert(row), column.word, *numbers, len(group), phantom, *last])
     return stream.getvalue()
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from fedmend.basics.page import duration
+from fedmend.basics.words import inert
 from fedmend.comparison.curves import curves_figure
 from fedmend.comparison.fairness import Fairness, TableRow, judge, mean_passes, mean_steps, training
 from fedmend.comparison.paired import (
@@ -252,7 +253,7 @@ class PaperTable:
                 flags = [_flag(row.simple), _flag(self.verdicts[name].comparable)]
                 last = [len(row.runs), _flag(self.phantom)]
                 ours = [count, p, _flag(column.key == self.primary_key), passes]
-                writer.writerow([name, row.title, column.word, *numbers, *flags, *last, *cells, *ours])
+                writer.writerow([inert(name), inert(row.title), column.word, *numbers, *flags, *last, *cells, *ours])
         return stream.getvalue()
 
 

@@ -84,6 +84,11 @@ def test_a_run_tells_of_many_rules_or_of_its_own():
     assert found_by(run, "own") == {"own": (["b"], 0.9)}
 
 
+def test_levels_and_rules_like_formulas_are_text_in_a_spreadsheet():
+    text = table(levels={"-20 %": {"+ votes": {0: RIGHT}}}).csv()
+    assert text.splitlines()[1].startswith("'-20 %,'+ votes,0,")
+
+
 def test_the_files_have_every_federation_and_say_what_is_left_out(tmp_path):
     rules = {"one": {0: Found(["b"], 1.0, ["b", "c"], phantom=True)}}
     text = write_detection_table(table(levels={"": rules}, left_out={"other": "no weights"}), tmp_path)

@@ -1,6 +1,7 @@
 """Several levels as one table, of made-up runs whose numbers can be seen at once."""
 
 import csv
+import io
 import re
 from dataclasses import replace
 
@@ -71,6 +72,16 @@ def test_the_primary_measure_comes_first_whatever_the_paper_printed(table):
     assert [part.word for part in parts] == ["results-auc", "results-map", "differences"]
     assert parts[0].rows[0] == ["Own", "85.0 ± 7.1", "85.0"]
     assert parts[1].rows[0] == ["Own", "42.5 ± 3.5", "44", "42.5", "44"]
+
+
+def test_levels_and_rows_like_formulas_are_text_in_a_spreadsheet(table):
+    rows = {"own": table.first.rows["own"], "+b": make_row("-b", 0.5, 0.5)}
+    found = LevelTable("job_x", {"-20 %": replace(table.first, rows=rows)})
+    lines = list(csv.DictReader(io.StringIO(found.csv())))
+    assert {(line["level"], line["row"], line["title"]) for line in lines} == {
+        ("'-20 %", "own", "Own"),
+        ("'-20 %", "'+b", "'-b"),
+    }
 
 
 def test_a_row_that_a_level_lacks_has_no_number_there_and_no_mean(table):

@@ -154,6 +154,12 @@ def test_the_tables_have_a_line_per_row_and_one_per_other_row(tmp_path):
     assert lines[3] == ["a|b", "AUC", "63.000", "4.243", "12.000", "-13.412", "37.412", "2", "no", "1", "0.105", "yes"]
 
 
+def test_a_row_like_a_formula_is_text_in_a_spreadsheet(tmp_path):
+    write_comparison({"own": RUNS["own"], "+b": RUNS["own"]}, tmp_path, federations=[0, 0])
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "comparison.csv").read_text())))
+    assert {line["row"] for line in lines} == {"own", "'+b"}
+
+
 def test_the_figure_has_a_line_per_row_with_its_last_mean(tmp_path):
     runs = {name: [make_run(0, 0.5, 0.7, phantom=True)] for name in ("own", "fedavg")}
     assert write_comparison(runs, tmp_path, federations=[0]).startswith("**PHANTOM**, ")

@@ -10,7 +10,7 @@ from factories import refused
 
 from fedmend.comparison.fairness import TableRow
 from fedmend.comparison.paper_table import PaperTable, costs_of
-from fedmend.comparison.table_pages import FILES, latex, write_paper_table
+from fedmend.comparison.table_pages import FILES, latex, markdown, write_paper_table
 from fedmend.records.run_folder import RunFiles
 
 
@@ -177,6 +177,12 @@ def test_the_csv_has_a_line_per_row_and_metric(table, tmp_path):
     )
     assert [(line["mean"], line["published"]) for line in lines if line["metric"].startswith("BACC")] == [("", "50")]
     assert {line["comparable"] for line in lines if line["row"] == "short"} == {"no"}
+
+
+def test_a_title_like_a_formula_is_text_in_a_spreadsheet(table):
+    found = dataclasses.replace(table, rows={"own": row("+ MLD", 0.7, 0.8)})
+    assert {line["title"] for line in csv.DictReader(io.StringIO(found.csv()))} == {"'+ MLD"}
+    assert "| + MLD |" in markdown(found)
 
 
 def test_latex_escapes_what_it_would_read_as_commands(table, tmp_path):
