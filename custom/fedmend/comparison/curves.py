@@ -23,13 +23,14 @@ def curves_figure(runs: Mapping[str, Sequence[RunFiles]], metric: str = "") -> s
 
     Args:
         runs: row → runs with evaluations, one per seed; a round that a seed lacks is left out.
-        metric: key of what is drawn; "": the main one of the kind of labels.
+        metric: key of what is drawn; "": the main one of the kind of labels. Where no class could be measured, the
+            figure has no line.
 
     Returns:
         an SVG document; the same input gives the same bytes.
 
     Raises:
-        FedMendError: nobody measured the metric.
+        FedMendError: no such metric.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -37,8 +38,9 @@ def curves_figure(runs: Mapping[str, Sequence[RunFiles]], metric: str = "") -> s
 
     every = [run for group in runs.values() for run in group]
     metric = metric or shown_as(every[0]).main_metric
-    if not any(run.measured(metric) for run in every):
-        raise FedMendError(f"--metric: expected one of {sorted(every[0].evaluations[-1]['macro'])}, got {metric!r}")
+    known = {key for run in every for evaluation in run.evaluations for key in evaluation["macro"]}
+    if metric not in known:
+        raise FedMendError(f"--metric: expected one of {sorted(known)}, got {metric!r}")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({**RC, "figure.facecolor": "white"})
@@ -54,7 +56,7 @@ def curves_figure(runs: Mapping[str, Sequence[RunFiles]], metric: str = "") -> s
             colour = COLOURS[i % len(COLOURS)]
             look: dict[str, Any] = {"lw": 1.2, "zorder": 3} if i else {"lw": 2.0, "zorder": 4}
             look |= {"color": colour, "ls": DASHES[i // len(COLOURS) % len(DASHES)], "marker": "o", "ms": 2.4}
-            ax.plot(rounds, mean, label=f"{row} {mean[-1]:.1f}" if mean else row, **look)
+            ax.plot(rounds, mean, label=f"{row} {mean[-1]:.1f}" if mean else f"{row} n/a", **look)
             low, high = ([m + sign * s for m, s in zip(mean, sd, strict=True)] for sign in (-1, 1))
             ax.fill_between(rounds, low, high, color=colour, alpha=0.13, lw=0)
         ax.set_title(f"{metric_word(metric, every[0])}, {every[0].split} split")

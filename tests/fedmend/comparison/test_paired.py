@@ -184,6 +184,14 @@ def test_a_metric_that_nobody_measured_is_one_sentence(tmp_path):
         write_comparison(RUNS, tmp_path, federations=[0, 0], metric="f1")
 
 
+def test_a_metric_that_no_class_could_be_measured_by_leaves_the_tables_and_a_figure_without_lines(tmp_path):
+    runs = {name: [make_run(0, 0.5, None)] for name in ("own", "fedavg")}
+    text = write_comparison(runs, tmp_path, federations=[0])
+    assert "| own | 50.0 |" in text  # mAP
+    svg = (tmp_path / "comparison.svg").read_text()
+    assert "own n/a" in svg
+
+
 def test_runs_without_an_evaluation_are_one_sentence(tmp_path):
     empty = RunFiles(None, {"phantom": False, "classes": ["edema"], "seed": 0}, {}, (), (), {"final": {}})
     with refused("compare: expected runs with a test or val split, got one without"):
