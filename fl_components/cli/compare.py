@@ -82,7 +82,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 def _compare(args: argparse.Namespace) -> None:
     from fedmend.comparison.level_table import LevelTable, write_level_table
     from fl_components.compare.budget import shares
-    from fl_components.compare.job_tables import DETECTION, read_tables, swept
+    from fl_components.compare.job_tables import DETECTION, read_tables
     from fl_components.compare.paper_rows import find_job, own_entry
     from fl_components.compare.varied_data import varied_settings
 
@@ -97,7 +97,7 @@ def _compare(args: argparse.Namespace) -> None:
     if args.data and (args.sites or args.levels):
         beside = "--sites: expected no number" if args.sites else "--levels: expected no levels of the phantom"
         raise FedMendError(f"{beside} beside --data, whose folders are the sites")
-    levels = read_tables(job).chosen(args.levels) if args.levels else swept(args.sweep) if args.sweep else []
+    levels = _levels(args, job)
     table = args.table or (PAPER if named or levels or args.per_class else "")
     out = args.out or Path("runs") / _name(args, named)
     if args.cluster:
@@ -120,6 +120,19 @@ def _compare(args: argparse.Namespace) -> None:
         found[level.title], _ = _one(args, job, out / level.folder, table, level)
     text = write_level_table(LevelTable(job.resolve().name, found), out)
     say(*text.split("\n"), f"written to {out}")
+
+
+def _levels(args: argparse.Namespace, job: Path) -> list["Level"]:
+    """The levels that the table is over; none: it is over the job's own data and settings."""
+    from fl_components.compare.job_tables import read_tables, swept
+
+    levels = read_tables(job).chosen(args.levels) if args.levels else swept(args.sweep) if args.sweep else []
+    made = {setting for level in levels for setting in level.settings}
+    for name in (word.partition("=")[0] for word in args.set):
+        if any(f"{setting}.".startswith(f"{name}.") for setting in made):
+            word = "--levels" if args.levels else "--sweep"
+            raise FedMendError(f"{word}: expected settings that --set and --vary leave alone, got {name!r} from these")
+    return levels
 
 
 def _one(args: argparse.Namespace, job: Path, out: Path, table: str, level: "Level | None") -> tuple:

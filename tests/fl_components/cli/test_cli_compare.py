@@ -181,6 +181,18 @@ def test_another_table_of_the_paper_has_rows_and_settings_of_its_own(seen, tmp_p
             "--levels: expected no --sweep beside it, both are columns of the table",
         ),
         (
+            ["--sweep", "num_rounds=2,3", "--set", "num_rounds=2"],
+            "--sweep: expected settings that --set and --vary leave alone, got 'num_rounds' from these",
+        ),
+        (
+            ["--levels", "paper", "--set", 'phantom={"dataset": "ich_single"}'],
+            "--levels: expected settings that --set and --vary leave alone, got 'phantom' from these",
+        ),
+        (
+            ["--sweep", "phantom.seed=4,5", "--vary", "data"],
+            "--sweep: expected settings that --set and --vary leave alone, got 'phantom.seed' from these",
+        ),
+        (
             ["--levels", "paper", "--data", "d"],
             "--levels: expected no levels of the phantom beside --data, whose folders are the sites",
         ),
