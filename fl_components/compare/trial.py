@@ -24,6 +24,7 @@ from fedmend.learning.weights import weights_file
 from fedmend.local.local_federation import census_locally
 from fedmend.method import LocalMethod
 from fedmend.server.census import Census
+from fedmend.server.refit import check_refit
 from fedmend.server.run_log import BEST_SPLITS
 from fedmend.site.gpu_settings import GB
 from fedmend.site.limits import HALF, step_bytes
@@ -118,6 +119,8 @@ def _try(case: Case, opened: dict[str, Census | FedMendError], say: Callable[[st
     census = opened[key]
     if isinstance(census, FedMendError):
         raise census
+    if run.get("refit"):
+        check_refit(workflow, census)
     if not any(size for splits in census.sizes.values() for name, size in splits.items() if name in BEST_SPLITS):
         raise FedMendError(f"expected a site with one of the splits {' and '.join(BEST_SPLITS)}, got none")
     classes = len(run["classes"])

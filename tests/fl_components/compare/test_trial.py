@@ -108,6 +108,14 @@ def test_data_of_every_seed_are_opened_where_they_depend_on_it(ask, tmp_path):
         ask("fedavg", seeds=(0, 1))
 
 
+def test_a_row_that_would_refuse_a_refit_is_left_out_before_the_first_run(ask, tmp_path):
+    write(tmp_path, LABELS, LABELS)
+    heads = "closed_form+weights=+network=resnet_narrow"
+    trials, without = ask("fedavg", heads, words=["refit=true"])
+    assert list(trials) == ["fedmlp", "fedavg"]
+    assert without == {heads: "job variable refit: expected false in a job that trains nothing, got true"}
+
+
 def test_weights_that_are_not_there_are_missed_before_the_first_run(ask):
     with pytest.raises(module.FedMendError, match=r"^fedmlp: job variable weights: expected the ImageNet weights of "):
         ask("fedavg", words=["weights=imagenet"])
