@@ -128,10 +128,12 @@ def _levels(args: argparse.Namespace, job: Path) -> list["Level"]:
 
     levels = read_tables(job).chosen(args.levels) if args.levels else swept(args.sweep) if args.sweep else []
     made = {setting for level in levels for setting in level.settings}
-    for name in (word.partition("=")[0] for word in args.set):
+    for name in ("seed", *(word.partition("=")[0] for word in args.set)):
         if any(f"{setting}.".startswith(f"{name}.") for setting in made):
             word = "--levels" if args.levels else "--sweep"
-            raise FedMendError(f"{word}: expected settings that --set and --vary leave alone, got {name!r} from these")
+            raise FedMendError(
+                f"{word}: expected settings that --set, --vary and --seeds leave alone, got {name!r} from these"
+            )
     return levels
 
 

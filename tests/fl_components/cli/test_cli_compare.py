@@ -182,15 +182,19 @@ def test_another_table_of_the_paper_has_rows_and_settings_of_its_own(seen, tmp_p
         ),
         (
             ["--sweep", "num_rounds=2,3", "--set", "num_rounds=2"],
-            "--sweep: expected settings that --set and --vary leave alone, got 'num_rounds' from these",
+            "--sweep: expected settings that --set, --vary and --seeds leave alone, got 'num_rounds' from these",
         ),
         (
             ["--levels", "paper", "--set", 'phantom={"dataset": "ich_single"}'],
-            "--levels: expected settings that --set and --vary leave alone, got 'phantom' from these",
+            "--levels: expected settings that --set, --vary and --seeds leave alone, got 'phantom' from these",
+        ),
+        (
+            ["--sweep", "seed=1,2"],
+            "--sweep: expected settings that --set, --vary and --seeds leave alone, got 'seed' from these",
         ),
         (
             ["--sweep", "phantom.seed=4,5", "--vary", "data"],
-            "--sweep: expected settings that --set and --vary leave alone, got 'phantom.seed' from these",
+            "--sweep: expected settings that --set, --vary and --seeds leave alone, got 'phantom.seed' from these",
         ),
         (
             ["--levels", "paper", "--data", "d"],
