@@ -60,7 +60,7 @@ def write_results(package: OpenedPackage, root: Path, items: Sequence[Item], res
         out: folder for the objects; those of an earlier call are written again.
 
     Raises:
-        FedMendError: highdicom is missing, or no source can be a part of a study.
+        FedMendError: highdicom is missing.
     """
     try:
         import highdicom  # noqa: F401
@@ -99,19 +99,13 @@ def _uid(*words: object) -> Any:
 
 def _written(made: Iterable[Callable[[], Path]], count: int) -> Written:
     """What comes of ``count`` studies or series, of which each that could have an object ``made`` it when it is called.
-    One whose header lacks a part has none, and stops none of the others.
-
-    Raises:
-        FedMendError: not one could be made.
-    """
+    One whose header lacks a part has none, and stops none of the others."""
     files, refused = [], []
     for make in made:
         try:
             files.append(make())
         except (AttributeError, KeyError, ValueError, TypeError) as e:  # of highdicom, for headers that lack a part
             refused.append(f"{WHERE}: expected images that an object can belong to, got some without: {e}")
-    if refused and not files:
-        raise FedMendError(refused[0])
     if refused:
         LOG.warning("%d of %d have no object: %s", len(refused), count, refused[0])
     return Written(files, count - len(files))

@@ -300,13 +300,25 @@ def test_a_study_of_two_patients_has_no_report(tmp_path):
     assert ([pydicom.dcmread(file).PatientID for file in found.dicom], found.without) == (["P3"], 2)
 
 
-def test_a_series_that_can_have_no_object_stops_no_other(tmp_path, caplog):
-    package = make_package(tmp_path, **MASKS)
+@pytest.fixture
+def lacking(tmp_path):
+    """A folder with a series that no segmentation can belong to."""
     series(tmp_path / "in" / "a", AXIAL, SeriesInstanceUID="1.2.8")
     for file in (tmp_path / "in" / "a").iterdir():
-        lacking = pydicom.dcmread(file)
-        del lacking.FrameOfReferenceUID
-        lacking.save_as(file)
+        dataset = pydicom.dcmread(file)
+        del dataset.FrameOfReferenceUID
+        dataset.save_as(file)
+    return tmp_path / "in"
+
+
+def test_a_series_that_can_have_no_object_is_counted(lacking, tmp_path, caplog):
+    found = make_package(tmp_path, **MASKS).predict(lacking, tmp_path / "out", dicom=tmp_path / "dicom")
+    assert (found.dicom, found.without, found.problems) == ((), 1, 0)
+    assert "1 of 1 have no object: DICOM results: expected images that an object can belong to" in caplog.text
+
+
+def test_a_series_that_can_have_no_object_stops_no_other(lacking, tmp_path, caplog):
+    package = make_package(tmp_path, **MASKS)
     series(tmp_path / "in" / "b", AXIAL)
     found = package.predict(tmp_path / "in", tmp_path / "out", dicom=tmp_path / "dicom")
     assert (len(found.dicom), found.without) == (1, 1)
