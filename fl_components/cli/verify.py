@@ -60,8 +60,9 @@ def _lineage(about: Mapping[str, Any]) -> list[str]:
     lines = []
     now: Any = about
     while isinstance(now, Mapping):
-        name, model, rounds, digest = (_word(now.get(word, "")) for word in ("name", "model", "round", "digest"))
-        lines.append(f"{name}: {model} model after {rounds} rounds, digest {digest}")
+        name, model, digest = (_word(now.get(word, "")) for word in ("name", "model", "digest"))
+        rounds = f" after {_word(now['round'])} rounds" if now.get("round") is not None else ""  # none at a hospital
+        lines.append(f"{name}: {model} model{rounds}, digest {digest}")
         now = now.get("parent")
     return lines
 

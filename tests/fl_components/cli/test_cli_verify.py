@@ -34,6 +34,15 @@ def test_a_signed_package_says_its_versions_and_who_made_it(package, tmp_path, c
     assert certificate.startswith("its certificate is valid (until ")
 
 
+def test_a_package_that_a_hospital_has_trained_further_says_no_rounds(tmp_path, capsys):
+    about = {"name": "own", "model": "personalised", "round": None, "parent": YEARS}
+    write_package(tmp_path / "own.fedmend", about, {"a": np.ones(2, np.float32)})
+    assert verify(tmp_path / "own.fedmend") == 0
+    first, second, _ = capsys.readouterr().out.splitlines()
+    assert first.startswith("own: personalised model, digest ")
+    assert second == "began with run-1: final model after 5 rounds, digest 11"
+
+
 def test_a_changed_byte_and_another_federation_end_with_1(package, tmp_path, capsys):
     sign_as(package, tmp_path / "server")
     assert verify(package, "--root", make_root(tmp_path / "other", "another")) == 1
