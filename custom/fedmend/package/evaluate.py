@@ -65,6 +65,8 @@ def evaluate_package(
     Raises:
         FedMendError: as there.
     """
+    if isinstance(by, str):  # whose letters would be columns
+        raise FedMendError(f"subgroups: expected a list of columns, such as ['sex', 'age:40,60'], got {by!r:.100}")
     columns = [Column.of(words) for words in by]
     if len({c.name for c in columns}) < len(columns):
         raise FedMendError(f"subgroups: expected each column once, got {[c.name for c in columns]}")

@@ -249,6 +249,8 @@ def test_what_does_not_fit_is_one_sentence(tmp_path):
         package.evaluate(folder, by=["age:40"])
     with refused("subgroups: expected each column once, got ['sex', 'sex']"):
         package.evaluate(folder, by=["sex", "sex:F"])
+    with refused("subgroups: expected a list of columns, such as ['sex', 'age:40,60'], got 'sex'"):
+        package.evaluate(folder, by="sex")
     with refused("site-1: site.json, field modality: expected CT, as the package, got MR"):
         package.evaluate(with_card(folder, modality="MR"))
     with refused("site-1: site.json, field task: expected 'multilabel', as the package, got 'singlelabel'"):
