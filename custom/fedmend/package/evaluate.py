@@ -78,7 +78,7 @@ def evaluate_package(
         prepared = package.preprocessing
         opening = Inputs.of(vars(prepared)).opening(Path(cache), place)
         held = open_held_out(folder, split, package.kind, package.classes, prepared, opening)
-        _check_modality(held.card.site, held.card.modality, prepared.modality)
+        check_modality(held.card.site, held.card.modality, prepared.modality)
         found = evaluate(judged, held, columns, min_count, place)
     about = {
         "package": package.name,
@@ -117,7 +117,17 @@ def judged_of(package: OpenedPackage, device: torch.device) -> Judged:
     )
 
 
-def _check_modality(site: str, found: str, wanted: str) -> None:
+def check_modality(site: str, found: str, wanted: str) -> None:
+    """Refuses a site folder with images of another modality.
+
+    Args:
+        site: its name.
+        found: modality of its card.
+        wanted: that of the package.
+
+    Raises:
+        FedMendError: both are known, and they are not alike.
+    """
     known = found in MODALITIES and found and wanted
     if known and found != wanted and not {found, wanted} <= FILMS:
         raise FedMendError(f"{site}: site.json, field modality: expected {wanted}, as the package, got {found}")

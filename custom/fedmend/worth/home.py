@@ -16,6 +16,7 @@ from fedmend.labels import SEGMENTATION, SINGLELABEL
 from fedmend.learning.inference import chosen_device
 from fedmend.method import Site
 from fedmend.package import Package
+from fedmend.package.evaluate import check_modality
 from fedmend.repairs.site_run import LEDGER_NAME, load_opened, take_over_verdicts
 
 
@@ -110,6 +111,7 @@ def _check(card: SiteCard, package: Package) -> None:
             raise FedMendError(
                 f"{card.site}: site.json, field {field}: expected {wanted!r} as in package {package.name}, got {got!r}"
             )
+    check_modality(card.site, card.modality, prepared.modality)
 
 
 def _with_repairs(data: SiteData, ledger: Any) -> tuple[SiteData, int]:

@@ -225,11 +225,16 @@ def test_a_site_that_prepares_images_otherwise_or_cannot_choose_is_refused(tmp_p
     package = make_package(tmp_path, preprocessing=PREPARED.of_package("multilabel"))
     with refused("site-1: site.json, field window: expected (40.0, 80.0) as in package run-1, got None"):
         home_of(tmp_path, package, site)
+    package = make_package(tmp_path, preprocessing=replace(WINDOWLESS, modality="CT").of_package("multilabel"))
+    card = json.loads((site / "site.json").read_text())
+    (site / "site.json").write_text(json.dumps({**card, "modality": "MR"}))
+    with refused("site-1: site.json, field modality: expected CT, as the package, got MR"):
+        home_of(tmp_path, package, site)
+    (site / "site.json").write_text(json.dumps(card))
     package = make_package(tmp_path)
     (site / "val.csv").write_text((site / "val.csv").read_text().splitlines()[0] + "\nimg0.png,0,0,0\n")
     with refused("site-1: val.csv: expected samples that auc can be measured on, got others"):
         personalise(package, home_of(tmp_path, package, site))
-    card = json.loads((site / "site.json").read_text())
     del card["splits"]["val"]
     (site / "site.json").write_text(json.dumps(card))
     with refused("site-1: site.json, field splits: expected val, which ends the training, got none"):
