@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedmend.data.dicom_deflated import check_inflated
 from fedmend.data.dicom_groups import PALETTE, groups_in, is_colored
 from fedmend.data.dicom_kinds import kind_of
 from fedmend.data.dicom_values import Values, header_number, is_ct, modality_values, own_voi, palette_in_order
@@ -32,8 +33,8 @@ GE_PRIVATE = "1.2.840.113619.5.2"  # a transfer syntax: implicit VR little endia
 # Of images that people have and nobody reads here.
 OTHER_FORMATS = {".tif", ".tiff", ".bmp", ".gif", ".webp", ".svs", ".nrrd", ".mha", ".mhd", ".mgz", ".npy"}
 _BARE_STARTS = {b"\2\0", b"\x08\0", b"\0\x08"}  # the group that a file without preamble begins with
-_JPEG_STARTS, _J2K_STARTS, _JP2_STARTS = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP"
-_PNG_STARTS = b"\x89PNG\r\n"
+_JPEG_STARTS, _PNG_STARTS, _J2K_STARTS = b"\xff\xd8", b"\x89PNG\r\n", b"\xff\x4f\xff\x51"
+_JP2_STARTS = b"\0\0\0\x0cjP"
 _COLORS = {PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
 # Without these a decoder would have to guess; floating numbers have no bits to be named.
 _NEEDED = ("Rows", "Columns", "BitsAllocated", "SamplesPerPixel", "PhotometricInterpretation")
@@ -136,6 +137,7 @@ def open_dicom(path: Path, **how: Any) -> "FileDataset":
 
     Raises:
         InvalidDicomError: it is no DICOM file.
+        UnreadableImage: what is compressed in it would fill the memory.
     """
     import pydicom
     from pydicom.errors import InvalidDicomError
@@ -144,6 +146,7 @@ def open_dicom(path: Path, **how: Any) -> "FileDataset":
     log = logging.getLogger("pydicom")
     if log.level != logging.ERROR:  # its warnings quote what a header says of a patient
         log.setLevel(logging.ERROR)
+    check_inflated(path)
     try:
         dataset = pydicom.dcmread(path, **how)
     except InvalidDicomError:
@@ -390,11 +393,8 @@ def coded_size(frame: bytes) -> tuple[int, int] | None:
     while place + 9 <= len(frame):
         marker = frame[place + 1]
         if marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in _NO_FRAME_HEADER):
-            return int.from_bytes(frame[place + 5 : place + 7], "big"), int.from_bytes(
-                frame[place + 7 : place + 9], "big"
-            )
-        if marker == 0xFF:  # fill bytes
-            place += 1
-        else:
-            place += 2 + int.from_bytes(frame[place + 2 : place + 4], "big")
+            rows, columns = (int.from_bytes(frame[i : i + 2], "big") for i in (place + 5, place + 7))
+            return rows, columns
+        filling = marker == 0xFF
+        place += 1 if filling else 2 + int.from_bytes(frame[place + 2 : place + 4], "big")
     return None

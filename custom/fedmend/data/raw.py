@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 Window = str | tuple[float, float] | None
 WIDEST, NARROWEST = 1e9, 1e-6  # no unit of an image has values or windows beyond
 MOST_PIXELS = 50_000_000  # of one image; more would need over 1 GB, and headers of damaged files ask for more
+MOST_VOXELS = 2**29  # of one volume: 2 GB as they are read
+MOST_OF_A_BYTE = 1032  # bytes that one byte of a deflated file can stand for
 TOO_LARGE = f"expected at most {MOST_PIXELS} pixels, got more"
 
 
