@@ -16,7 +16,7 @@ from fedmend.data.dicom_groups import group_of
 from fedmend.data.dicom_kinds import kind_of
 from fedmend.data.dicom_values import header_number
 from fedmend.data.raw import UnreadableImage
-from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, nifti_volume, read_raw
+from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, nifti_volume, open_nifti, read_raw
 
 LOOKED_AT = 20  # images
 SOFT_TISSUE = (40.0, 400.0)
@@ -239,7 +239,7 @@ def look_at_volumes(root: Path, images: Iterable[str]) -> Counter:
 def _look_at_volume(seen: Look, path: Path) -> None:
     import nibabel
 
-    image: Any = nibabel.load(path)  # a SpatialImage, which nibabel's types do not say
+    image = open_nifti(path)
     height = nibabel.aff2axcodes(image.affine)[2]
     seen.say(SLICES, {"S": FROM_THE_FEET, "I": FROM_THE_HEAD}.get(height, OTHER_PLANE))
     by = [matrix for matrix, _ in (image.get_sform(coded=True), image.get_qform(coded=True)) if matrix is not None]

@@ -8,12 +8,23 @@ not hand on. A volume comes out as by MONAI's LoadImage and Orientation, to the 
 
 import functools
 import math
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmend.data.raw import TOO_LARGE, RawImage, UnreadableImage, Window, as_picture, check_pixels, grey_range
+from fedmend.data.raw import (
+    MOST_OF_A_BYTE,
+    MOST_VOXELS,
+    TOO_LARGE,
+    RawImage,
+    UnreadableImage,
+    Window,
+    as_picture,
+    check_pixels,
+    grey_range,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,7 +36,9 @@ BITS_PER_SAMPLE = 258  # tag of TIFF
 EIGHT_BITS = ("JPEG", "MPO", "GIF", "BMP", "WEBP")  # formats of pictures that have no more in a channel
 LARGEST_VOXEL = 1e30  # float32 holds the difference of two
 # Bytes of a volume that one byte of its file can stand for.
-MOST_OF_A_BYTE = {".gz": 1032, ".mgz": 1032, ".bz2": math.inf, ".zst": math.inf}
+PACKED = {".gz": MOST_OF_A_BYTE, ".mgz": MOST_OF_A_BYTE, ".bz2": math.inf, ".zst": math.inf}
+LARGEST_START = 2**26  # bytes before the voxels of a file
+OFFSETS = {348: ("f", 108), 540: ("q", 168)}  # bytes of the header of NIfTI-1 and 2 → kind and place of vox_offset
 MILLIMETRES = {1: 1000.0, 3: 0.001}  # xyzt_units % 8 of NIfTI → mm; no unit is meant to be mm
 ORIENTATION = 274  # tag of EXIF; 1 is upright
 
@@ -97,18 +110,35 @@ def open_nifti(path: Path) -> Any:
         path: the file.
 
     Raises:
-        UnreadableImage: its header promises more than it can hold, for which nibabel would first take the memory.
+        UnreadableImage: its header promises more than it can hold, for which nibabel would first take the memory, or
+            what would fill the memory.
         Exception: nibabel raises many types for a damaged file.
     """
     import nibabel
 
+    _check_start(path)
     image: Any = nibabel.load(path)
     stored = image.dataobj
-    promised = int(stored.offset) + math.prod(map(int, stored.shape)) * stored.dtype.itemsize
+    count = math.prod(map(int, stored.shape))
+    promised = int(stored.offset) + count * stored.dtype.itemsize
     voxels = Path(image.file_map["image"].filename)  # of a pair, not the header
-    if promised > voxels.stat().st_size * MOST_OF_A_BYTE.get(voxels.suffix.lower(), 1):
+    if promised > voxels.stat().st_size * PACKED.get(voxels.suffix.lower(), 1):
         raise UnreadableImage("expected a NIfTI file, got a corrupt or truncated one (too short for its header)")
+    if count > MOST_VOXELS:
+        raise UnreadableImage(f"expected a volume of at most {MOST_VOXELS} voxels, got more")
     return image
+
+
+def _check_start(path: Path) -> None:
+    """Refuses a NIfTI file that says that much stands before its voxels: nibabel reads all of it with the header."""
+    from nibabel.openers import ImageOpener
+
+    with ImageOpener(path) as stream:
+        header = stream.read(max(OFFSETS))
+    for order in "<>" if len(header) == max(OFFSETS) else "":
+        kind, place = OFFSETS.get(struct.unpack_from(f"{order}i", header)[0], ("", 0))
+        if kind and struct.unpack_from(order + kind, header, place)[0] > LARGEST_START:
+            raise UnreadableImage(f"expected the voxels of a NIfTI file within {LARGEST_START} bytes, got none there")
 
 
 def affine_of(image: Any) -> np.ndarray:

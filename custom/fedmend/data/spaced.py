@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmend.data.readers import affine_of
+from fedmend.data.readers import affine_of, open_nifti
 from fedmend.data.volumes import axial_planes, scale
 from fedmend.errors import FedMendError
 
@@ -38,9 +38,7 @@ class Grid:
     @classmethod
     def of_file(cls, path: Path) -> "Grid":
         """That of a NIfTI file after its voxels were brought to RAS."""
-        import nibabel
-
-        image: Any = nibabel.load(path)
+        image = open_nifti(path)
         return cls.oriented(affine_of(image), image.shape[:3])
 
     @classmethod

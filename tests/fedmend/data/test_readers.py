@@ -7,6 +7,7 @@ import pytest
 from factories import color_pixels, make_dicom, pixels, write_png
 from PIL import Image
 
+from fedmend.data import readers
 from fedmend.data.card import WINDOWS
 from fedmend.data.look import look_at
 from fedmend.data.raw import UnreadableImage, apply_window
@@ -396,6 +397,26 @@ def test_a_nifti_file_that_cannot_hold_what_its_header_says_is_refused_before_me
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     with unreadable(r"expected a NIfTI file, got a corrupt or truncated one \(too short for its header\)"):
         read_image(tmp_path / f"{name}#0", BRAIN)
+
+
+def test_a_volume_of_more_voxels_than_anybody_has_is_refused_before_they_are_unpacked(tmp_path, monkeypatch):
+    write_nifti(tmp_path / "v.nii.gz")
+    monkeypatch.setattr(readers, "MOST_VOXELS", VOLUME.size)
+    assert nifti_volume(tmp_path / "v.nii.gz", 0).shape == VOLUME.shape
+    monkeypatch.setattr(readers, "MOST_VOXELS", VOLUME.size - 1)
+    with unreadable(f"expected a volume of at most {VOLUME.size - 1} voxels, got more"):
+        nifti_volume(tmp_path / "v.nii.gz", 1)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("kind", [nibabel.Nifti1Header, nibabel.Nifti2Header])
+def test_a_nifti_file_with_gigabytes_before_its_voxels_is_refused_before_they_are_read(tmp_path, kind, order):
+    header = kind(endianness=order)
+    header.set_data_shape((2, 2, 2))
+    header["vox_offset"], header["magic"] = 2**27, b"n+1" if kind is nibabel.Nifti1Header else header["magic"]
+    (tmp_path / "v.nii.gz").write_bytes(gzip.compress(header.binaryblock + bytes(1000)))
+    with unreadable("expected the voxels of a NIfTI file within 67108864 bytes, got none there"):
+        nifti_volume(tmp_path / "v.nii.gz", 0)
 
 
 @pytest.mark.parametrize("name", ["v.img", "v.hdr", "v.mgz", "v.nii.bz2"])

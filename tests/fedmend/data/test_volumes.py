@@ -174,7 +174,7 @@ def patched(rows):
         (image_of(np.zeros((8, 8, 4), np.int16)), ", image: expected tissue, got voxels of one value"),
         (truncated, f", image: {DAMAGED} (EOFError)"),
         (raw("images/case-2.nii.gz", b""), f", image: {DAMAGED} (ImageFileError)"),
-        (raw("labels/case-2.nii.gz", b"no volume"), f", label: {DAMAGED} (ImageFileError)"),
+        (raw("labels/case-2.nii.gz", b"no volume"), f", label: {DAMAGED} (BadGzipFile)"),
         (lambda f: (f / "images" / "case-2.nii.gz").unlink(), ", image: expected a NIfTI file, not found"),
         (lambda f: (f / "labels" / "case-2.nii.gz").unlink(), ", label: expected a NIfTI file, not found"),
         (
