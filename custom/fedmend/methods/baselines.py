@@ -10,7 +10,7 @@ rounds.
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from fedmend.learning.losses import masked_bce, positive_weight
 from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.shared.distances import squared_distance
-from fedmend.methods.shared.settings import Count, Settings, Weight
+from fedmend.methods.shared.settings import Range, Settings, Weight
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound
+
+MOST_VIEWS = 4  # their passes are in memory together, which a site's estimate of a step does not know
 
 
 class FedAvgWorkflow(Workflow):
@@ -143,11 +145,11 @@ class FedAvgPL(FedAvg):
     """FedAvg with a partial loss: only annotated classes count.
 
     Args:
-        views: augmented views of a sample, each with a pass of its own; 2 as in the warm-up of FedMLP.
+        views: augmented views of a sample, each with a pass of its own, 1 to 4; 2 as in the warm-up of FedMLP.
     """
 
     ROUND = ViewsRound
-    views: Count = 1
+    views: Annotated[int, Range(lambda value: 1 <= value <= MOST_VIEWS, f"1 to {MOST_VIEWS}")] = 1
 
 
 # ---- single-label ---------------------------------------------------------------------------------------------------

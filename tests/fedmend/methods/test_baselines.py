@@ -69,6 +69,12 @@ def test_with_two_views_fedavg_pl_averages_the_losses_of_both_and_a_pass_of_each
     assert loss.item() == pytest.approx(np.mean(expected), rel=1e-6)
 
 
+@pytest.mark.parametrize("views", [0, 5])
+def test_more_views_than_a_site_has_memory_for_are_refused(views):
+    with refused(f"job variable views: expected 1 to 4, got {views}"):
+        FedAvgPL(views=views)
+
+
 @pytest.mark.parametrize("other", [LABELS[3], [1, 0, -1]], ids=["as above", "another label"])
 @pytest.mark.parametrize(("method", "columns"), [(FedAvg, 3), (FedAvgPL, 2)])
 def test_without_weights_the_loss_of_a_sample_depends_on_that_sample_alone(make_site, flat_net, method, columns, other):
