@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmend.basics.files import make_folder, sweep, whole_folder, write_atomically
+from fedmend.basics.files import OWNER, make_folder, sweep, whole_folder, write_atomically
 from fedmend.data.slices import VolumeSplit
 from fedmend.data.volumes import ONE_CLASS
 from fedmend.errors import WAY_ON, FedMendError
@@ -103,7 +103,7 @@ class MaskLedger(Ledger):
             pixels["classes"] = of
         if (removed := (change[rows] < 0) & (changed[rows] == number)).any():
             pixels["removed"] = _packed(removed)
-        with write_atomically(self._file(rule, round_num)) as temporary, open(temporary, "wb") as stream:
+        with write_atomically(self._file(rule, round_num), mode=OWNER) as temporary, open(temporary, "wb") as stream:
             np.savez_compressed(stream, rows=rows, **pixels)
         sure = confidence.reshape(len(change), -1)[rows, of]
         self._append(rule, round_num, (rows, of, counts[rows, of, 0], counts[rows, of, 1], sure))

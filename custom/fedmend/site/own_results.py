@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.basics.files import write_text
+from fedmend.basics.files import OWNER, write_text
 from fedmend.basics.page import number, phantom_note, section, short_name, table, whole_page
 from fedmend.kinds import Kind
 
@@ -64,8 +64,8 @@ class OwnResults:
         about = {"site": self.site, "run_name": self.run_name, "phantom": self.phantom, "round": self.round_num}
         repairs = {name: np.asarray(found).tolist() for name, found in self.repairs.items()}
         facts = {"classes": list(self.classes), "samples": dict(self.sizes), "metrics": measured, "repairs": repairs}
-        write_text(folder / NUMBERS, json.dumps(about | facts, indent=2))
-        write_text(folder / PAGE, self._page(measured, kind))
+        write_text(folder / NUMBERS, json.dumps(about | facts, indent=2), mode=OWNER)
+        write_text(folder / PAGE, self._page(measured, kind), mode=OWNER)
 
     def _page(self, measured: Mapping[str, Mapping], kind: Kind) -> str:
         body = "".join(self._split(name, found) for name, found in measured.items())

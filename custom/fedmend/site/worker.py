@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmend.basics.files import locked, sweep
+from fedmend.basics.files import OWNER, locked, sweep, write_text
 from fedmend.basics.parallel import ALLOWED
 from fedmend.basics.state import StateStore
 from fedmend.data.card import SiteCard, load_card
@@ -276,7 +276,7 @@ class SiteWorker:
         if config.gallery or opened.card.phantom:
             page = kind.gallery(site, opened.truth, phantom=opened.card.phantom)
             if page:  # beside the ledger, where only the site sees it
-                (config.state_dir / run.run_name / site.name / GALLERY_NAME).write_text(page, encoding="utf-8")
+                write_text(config.state_dir / run.run_name / site.name / GALLERY_NAME, page, mode=OWNER)
 
     @staticmethod
     def _own_results(opened: OpenSite, run: RunSpec, task: RoundTask, result: SiteResult) -> OwnResults:

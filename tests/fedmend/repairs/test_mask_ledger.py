@@ -1,4 +1,5 @@
 import csv
+import os
 
 import nibabel
 import numpy as np
@@ -150,6 +151,16 @@ def test_repairs_outlive_the_process(tmp_path):
     assert np.array_equal(again.added(), pixels(A, B))
     again.undo()
     assert not ledger(tmp_path).added().any()
+
+
+def test_repaired_pixels_are_for_the_owner_of_the_ledger_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        ledger(tmp_path).record(RULE, 0, pixels(A), SURE)
+    finally:
+        os.umask(before)
+    (file,) = (tmp_path / "state" / "masks").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_round_that_was_undone_can_be_recorded_again(tmp_path):
