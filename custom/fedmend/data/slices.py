@@ -23,7 +23,7 @@ from fedmend.data.datalist import SECTIONS, VolumeItem, load_datalist
 from fedmend.data.site import EVALUATION_SPLITS, Opening, SiteData, chosen
 from fedmend.data.spaced import Grid, spaced_masks, spaced_planes
 from fedmend.data.store import file_stamp, store_folder
-from fedmend.data.volumes import axial_plane, read_pair, resize_image, resize_masks, scale
+from fedmend.data.volumes import axial_plane, check_frame, read_pair, resize_image, resize_masks, scale
 from fedmend.errors import FedMendError
 from fedmend.labels import SEGMENTATION
 
@@ -144,13 +144,14 @@ def planes_of(
         (n, size, size) float16 in 0..1, and the numbers of the slices.
 
     Raises:
-        FedMendError: no slice holds tissue.
+        FedMendError: no slice holds tissue, or slices of this size are more than the memory is taken for.
     """
     grey = scale(voxels, window)
     holds_tissue = np.ptp(grey, axis=(0, 1)) > 0
     if not holds_tissue.any():
         raise FedMendError(f"{where}, image: expected tissue, got voxels of one value")
     chosen_ones = np.flatnonzero(holds_tissue).tolist() if numbers is None else list(numbers)
+    check_frame(len(chosen_ones), size, f"{where}, image")
     images = resize_image(np.stack([axial_plane(grey, n) for n in chosen_ones]), size)
     return images.astype(np.float16), chosen_ones
 

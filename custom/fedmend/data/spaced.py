@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedmend.data.readers import affine_of, open_nifti
-from fedmend.data.volumes import axial_planes, scale
+from fedmend.data.volumes import axial_planes, check_frame, scale
 from fedmend.errors import FedMendError
 
 LONGEST = 3000.0  # mm; nobody is
@@ -149,6 +149,7 @@ def spaced_planes(
     if wanted.shape[2] * spacing[2] > LONGEST:  # before the memory for it is taken
         raise FedMendError(f"{where}, image: expected a volume of at most {LONGEST:g} mm, got a longer one")
     _check_size(wanted.shape[1::-1], size, f"{where}, image")
+    check_frame(wanted.shape[2], size, f"{where}, image")
     if min(wanted.shape[:2]) < 2:
         got = "a single one; is the unit in the header right?"
         raise FedMendError(f"{where}, image: expected at least 2 pixels in each direction at this spacing, got {got}")

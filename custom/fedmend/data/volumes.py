@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from fedmend.data.datalist import VolumeItem
-from fedmend.data.raw import UnreadableImage, grey_range
+from fedmend.data.raw import MOST_VOXELS, UnreadableImage, grey_range
 from fedmend.data.readers import affine_of, open_nifti, unit_of, voxels_of
 from fedmend.errors import FedMendError
 
@@ -58,6 +58,22 @@ def load_nifti(path: Path, where: str) -> tuple[Any, np.ndarray]:
     if not np.isfinite(image.affine).all() or np.isnan(nibabel.io_orientation(image.affine)).any():
         raise FedMendError(f"{where}: expected an affine matrix with three axes, got a degenerate one")
     return image, voxels
+
+
+def check_frame(slices: int, size: int, where: str) -> None:
+    """Refuses a volume that a job makes larger than any may be, before the memory for it is taken.
+
+    Args:
+        slices: that the network takes.
+        size: their edge length in pixels, which the job chooses.
+        where: words that begin a sentence.
+
+    Raises:
+        FedMendError: more pixels than :data:`fedmend.data.raw.MOST_VOXELS`.
+    """
+    if (count := slices * size**2) > MOST_VOXELS:
+        got = f"{slices} slices of {size} x {size} (image_size)"
+        raise FedMendError(f"{where}: expected at most {MOST_VOXELS} pixels in a volume, got {count}, {got}")
 
 
 def oriented(voxels: np.ndarray, affine: np.ndarray) -> np.ndarray:

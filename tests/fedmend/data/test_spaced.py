@@ -9,7 +9,7 @@ from nifti_factories import lesion, make_volume_site
 
 from fedmend.data.card import load_card
 from fedmend.data.inputs import Inputs
-from fedmend.data.slices import load_complete_masks, load_volumes, plane_of
+from fedmend.data.slices import load_complete_masks, load_volumes, plane_of, planes_of
 from fedmend.data.spaced import Grid, Patches, framed, resampled, slide, spaced_planes, unframed, upright
 from fedmend.data.volumes import axial_planes
 from fedmend.repairs.repaired_volumes import write_repaired
@@ -54,6 +54,16 @@ def test_the_grid_of_a_file_is_in_mm_whatever_the_unit_of_its_header(tmp_path, u
     image.header.set_xyzt_units(unit)
     nibabel.save(image, tmp_path / "a.nii")
     assert np.allclose(Grid.of_file(tmp_path / "a.nii").affine, THICK)
+
+
+def test_a_job_that_frames_a_volume_with_more_pixels_than_any_has_is_refused_before_memory_is_taken():
+    sentence = "case, image: expected at most 536870912 pixels in a volume, got 541065216, 129 slices of 2048 x 2048"
+    with refused(f"{sentence} (image_size)"):
+        spaced_planes(
+            RNG.random((8, 8, 129)), Grid(np.eye(4), (8, 8, 129)), "case", window=None, size=2048, spacing=(1, 1, 1)
+        )
+    with refused(f"{sentence} (image_size)"):
+        planes_of(RNG.random((8, 8, 129)).astype(np.float32), "case", window=None, size=2048)
 
 
 @pytest.mark.parametrize(
