@@ -133,7 +133,7 @@ def _check_start(path: Path) -> None:
     """Refuses a NIfTI file that says that much stands before its voxels: nibabel reads all of it with the header."""
     from nibabel.openers import ImageOpener
 
-    with ImageOpener(path) as stream:
+    with ImageOpener(str(path)) as stream:
         header = stream.read(max(OFFSETS))
     for order in "<>" if len(header) == max(OFFSETS) else "":
         kind, place = OFFSETS.get(struct.unpack_from(f"{order}i", header)[0], ("", 0))
