@@ -104,30 +104,32 @@ def test_a_file_in_colour_with_more_frames_than_its_header_says_is_refused(tmp_p
         read_image(tmp_path / "a", None, color=True)
 
 
+def palette(bits, *tables):
+    """Header of pictures in numbers of colours, by the bytes of the three tables of two colours."""
+    fields = {"PhotometricInterpretation": "PALETTE COLOR"}
+    for name, table in zip(("Red", "Green", "Blue"), tables, strict=True):
+        fields[f"{name}PaletteColorLookupTableDescriptor"] = [2, 0, bits]
+        fields[f"{name}PaletteColorLookupTableData"] = table.tobytes()
+    return fields
+
+
+COLOURS = np.array([[10, 20, 30], [250, 120, 7]], dtype=np.uint8)
+NUMBERS = np.arange(16 * 16).reshape(16, 16, 1).astype(np.uint8) % 2
+
+
 @pytest.mark.parametrize("bits", [8, 16])
 def test_numbers_of_a_palette_become_its_colours(tmp_path, bits):
-    table = np.array([[0, 0, 0], [250, 120, 7]], dtype=np.uint8)
-    numbers = np.arange(16 * 16).reshape(16, 16, 1).astype(np.uint8) % 2
-    fields = {"PhotometricInterpretation": "PALETTE COLOR"}
-    for name, values in zip(("Red", "Green", "Blue"), table.T, strict=True):
-        fields[f"{name}PaletteColorLookupTableDescriptor"] = [2, 0, bits]
-        stored = values if bits == 8 else values.astype("<u2") * 257
-        fields[f"{name}PaletteColorLookupTableData"] = stored.tobytes()
-    make_colored(tmp_path / "a", numbers, **fields)
-    assert np.array_equal(read_image(tmp_path / "a", None, color=True), table[numbers[..., 0]])
+    stored = COLOURS if bits == 8 else COLOURS.astype("<u2") * 257
+    make_colored(tmp_path / "a", NUMBERS, **palette(bits, *stored.T))
+    assert np.array_equal(read_image(tmp_path / "a", None, color=True), COLOURS[NUMBERS[..., 0]])
 
 
 @pytest.mark.parametrize("bits", [8, 16])
 def test_the_tables_of_colours_of_a_big_endian_file_are_read_in_its_byte_order(tmp_path, bits):
-    table = np.array([[10, 20, 30], [250, 120, 7]], dtype=np.uint8)
-    numbers = np.arange(16 * 16).reshape(16, 16, 1).astype(np.uint8) % 2
-    fields = {"PhotometricInterpretation": "PALETTE COLOR"}
-    for name, values in zip(("Red", "Green", "Blue"), table.T, strict=True):
-        fields[f"{name}PaletteColorLookupTableDescriptor"] = [2, 0, bits]
-        # Two entries of 8 bits in one word, the first one in its lower half; of 16 bits the lower half is not shown.
-        stored = values[::-1] if bits == 8 else (values.astype(np.uint16) * 256 + 77).astype(">u2")
-        fields[f"{name}PaletteColorLookupTableData"] = stored.tobytes()
-    make_colored(tmp_path / "a", numbers.reshape(-1, 2)[:, ::-1].reshape(16, 16, 1), **fields)
+    # Two entries of 8 bits in one word, the first one in its lower half; of 16 bits the lower half is not shown.
+    stored = COLOURS[::-1] if bits == 8 else (COLOURS.astype(np.uint16) * 256 + 77).astype(">u2")
+    swapped = NUMBERS.reshape(-1, 2)[:, ::-1].reshape(16, 16, 1)
+    make_colored(tmp_path / "a", swapped, **palette(bits, *stored.T))
     little = pydicom.dcmread(tmp_path / "a")
     big = pydicom.Dataset()
     big.file_meta = little.file_meta
@@ -136,7 +138,7 @@ def test_the_tables_of_colours_of_a_big_endian_file_are_read_in_its_byte_order(t
         big.add(element)
     big["PixelData"].VR = "OW"
     big.save_as(tmp_path / "a", implicit_vr=False, little_endian=False)
-    assert np.array_equal(read_image(tmp_path / "a", None, color=True), table[numbers[..., 0]])
+    assert np.array_equal(read_image(tmp_path / "a", None, color=True), COLOURS[NUMBERS[..., 0]])
 
 
 @pytest.mark.parametrize(
