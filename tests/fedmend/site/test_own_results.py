@@ -1,6 +1,7 @@
 """A hospital's own numbers."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -38,6 +39,15 @@ def test_metrics_have_intervals_and_nothing_is_held_back_from_the_hospital_itsel
     assert found["positives"] == [2, 0]
     assert found["intervals"]["auc"] == multilabel_intervals(counts(positives=2))["auc"]
     assert "0.875" in page
+
+
+def test_numbers_and_page_are_for_their_owner_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        written(tmp_path)
+    finally:
+        os.umask(before)
+    assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [0o600, 0o600]
 
 
 def test_the_page_names_splits_classes_and_repairs_and_says_that_it_stays(tmp_path):

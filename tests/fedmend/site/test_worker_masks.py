@@ -159,6 +159,7 @@ def test_a_gallery_is_written_where_the_site_wants_it(client, tmp_path):
     site.config = replace(site.config, gallery=True)
     site.say("evaluate", "evaluate", 9, evaluate=True)
     assert "</html>" in (site.state / GALLERY_NAME).read_text()
+    assert (site.state / GALLERY_NAME).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_method_for_labels_refuses_masks(client):
