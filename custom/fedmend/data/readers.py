@@ -8,7 +8,6 @@ not hand on. A volume comes out as by MONAI's LoadImage and Orientation, to the 
 
 import functools
 import math
-import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,6 @@ LARGEST_VOXEL = 1e30  # float32 holds the difference of two
 # Bytes of a volume that one byte of its file can stand for.
 PACKED = {".gz": MOST_OF_A_BYTE, ".mgz": MOST_OF_A_BYTE, ".bz2": math.inf, ".zst": math.inf}
 LARGEST_START = 2**26  # bytes before the voxels of a file
-OFFSETS = {348: ("f", 108), 540: ("q", 168)}  # bytes of the header of NIfTI-1 and 2 → kind and place of vox_offset
 MILLIMETRES = {1: 1000.0, 3: 0.001}  # xyzt_units % 8 of NIfTI → mm; no unit is meant to be mm
 ORIENTATION = 274  # tag of EXIF; 1 is upright
 
@@ -131,13 +129,15 @@ def open_nifti(path: Path) -> Any:
 
 def _check_start(path: Path) -> None:
     """Refuses a NIfTI file that says that much stands before its voxels: nibabel reads all of it with the header."""
+    import nibabel
     from nibabel.openers import ImageOpener
 
     with ImageOpener(str(path)) as stream:
-        header = stream.read(max(OFFSETS))
-    for order in "<>" if len(header) == max(OFFSETS) else "":
-        kind, place = OFFSETS.get(struct.unpack_from(f"{order}i", header)[0], ("", 0))
-        if kind and struct.unpack_from(order + kind, header, place)[0] > LARGEST_START:
+        start = stream.read(nibabel.Nifti2Header.sizeof_hdr)
+    for kind in (nibabel.Nifti1Header, nibabel.Nifti2Header):
+        if not kind.may_contain_header(start):
+            continue
+        if kind(start[: kind.sizeof_hdr], check=False)["vox_offset"] > LARGEST_START:
             raise UnreadableImage(f"expected the voxels of a NIfTI file within {LARGEST_START} bytes, got none there")
 
 
