@@ -19,7 +19,7 @@ The first round is uniform, 1 / (K - 1) cancels out. This is our form of RHFL; t
   it in train mode at the start of the next round, which costs a pass more.
 - D4 once the losses only go up and down, sum_j F_j is near 0 or negative: then one site holds most of the average, or
   the ranking is reversed. The published rule is kept, with the second part of u_k kept within -3 and 3, and the shares
-  are recorded. ``normaliser=abs`` divides by sum_j |F_j|: no site of 20 exceeds 6 % then.
+  are recorded. ``normaliser=abs`` divides by sum_j |F_j|: no site of 20 exceeds 8 % then.
 - D5 a site without a loss of the round before has F_k = 0.
 
 Passes per training sample and epoch: 1 forward-backward.

@@ -76,6 +76,11 @@ def test_the_weights_are_the_softmax_of_each_site_s_part_in_the_fall():
     )
 
 
+def test_with_absolute_values_one_site_of_20_has_at_most_8_percent():
+    falls = np.array([0.2] + 19 * [0.0])  # e^0.5 / (e^0.5 + 19)
+    assert confidence_weights(falls, eta=0.5, normaliser="abs")[0] == pytest.approx(0.0798, abs=5e-5)
+
+
 def test_a_sum_near_0_lets_no_exponent_exceed_3_and_a_negative_one_reverses_the_ranking():
     falls = np.array([0.5, -0.4999999, 0.0])
     assert confidence_weights(falls, eta=0.5).tolist() == pytest.approx(softmax([3, -3, 0]))
