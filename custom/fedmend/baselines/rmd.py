@@ -24,7 +24,9 @@ Decisions (the authors' code is Amber-Believe/ReliableMutualDistillation 3e52848
 - D3 targets of the divergence have no gradient, while in the code they move the peer too.
 - D4 one Adam of the job for both networks, which share no parameter; the code has 1e-3, falling to 0.
 - D5 the smooth map: shifts of a 3x3 grid with a deviation of 1 to 26 pixels of 128, rotation by up to 60 degrees,
-  magnification by 1 to 2. Pixels that come from outside the slice are in no Q.
+  magnification by 1 to 2. Pixels that come from outside the slice are in no Q. The code flips a whole batch alike, and
+  adds the noise before the map, kept within 0 and 1; here each slice has a flip of its own, and the noise is added
+  after the map, which then does not smooth it, and may leave 0..1.
 - D6 dropout .05 .1 .2 .3 .5 in the five blocks of the encoder, drawn by a generator of the site.
 - D7 what is dropped are the pixels whose marks are least believable: unmarked lesions, but also hard marked pixels.
 
