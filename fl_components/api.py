@@ -4,12 +4,16 @@ It starts the same functions as the console command ``fedmend`` and refuses what
 """
 
 import contextlib
+import json
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmend.errors import FedMendError
+from fedmend.basics.checked import Check, accepted, whole
+from fedmend.basics.json_files import parse_json
+from fedmend.errors import LONGEST_VALUE, FedMendError
 from fedmend.local.opened_run import Run
 from fl_components.job.folder import Changes, configure_job, job_variants, read_job
 from fl_components.job.variants import SHARED
@@ -46,7 +50,9 @@ class Job:
 
     def __init__(self, folder: Path | str, /, *, variants: Sequence[str] = (), sites: int = 0, **variables: object):
         self.folder = _found(Path(folder))
-        self._changes = Changes(variables, list(variants), sites)
+        names = accepted(variants, [Check(_names, "a list of names")], "variants", _shown)
+        number = accepted(_plain("sites", sites or 0), [whole()], "sites", _shown)
+        self._changes = Changes(as_json(variables, "job variable"), names, number)
         settings = read_job(self.folder, self._changes)
         self.name, self.sites, self.variables = settings.name, settings.sites, dict(settings.settings)
         self.run_name, self.method = settings.run["run_name"], settings.run["method"]
@@ -94,6 +100,7 @@ class Job:
         Raises:
             FedMendError: what the commands ``simulate``, ``poc`` and ``submit`` refuse, or no such place.
         """
+        site = as_json(site or {}, "site")
         workspace = Path(workspace or Path("runs") / (self.run_name if place in (LOCAL, SIMULATOR, POC) else "results"))
         with self._bar(progress) as watch:
             if place in (LOCAL, SIMULATOR):
@@ -111,7 +118,7 @@ class Job:
                 return self._submit(Path(place), workspace, site, watch, progress)
 
     def _simulate(
-        self, place: str, workspace: Path, threads: int, site: Mapping[str, object] | None, watch: Callable | None
+        self, place: str, workspace: Path, threads: int, site: Mapping[str, object], watch: Callable | None
     ) -> Run:
         from fedmend.records.run_folder import RUN_FOLDER
         from fl_components.run.local import run_local
@@ -123,7 +130,7 @@ class Job:
             start(self.folder, workspace, self._changes, site_settings=site, quiet=True, watch=watch, **how)
         return Run(workspace / RUN_FOLDER)
 
-    def _submit(self, kit: Path, out: Path, site: Mapping | None, watch: Callable | None, progress: bool) -> Run:
+    def _submit(self, kit: Path, out: Path, site: Mapping, watch: Callable | None, progress: bool) -> Run:
         from fl_components.run.submit import submit
 
         if not kit.is_dir():
@@ -151,6 +158,43 @@ class Job:
         blocks: dict[str, Mapping] = {"variables": self.variables, "variants": self.variants}
         lines = [line for word, block in blocks.items() for line in (f"{word}:", *_columns(block))]
         return "\n".join([repr(self), *lines])
+
+
+def as_json(given: Mapping[str, object], word: str) -> dict[str, Any]:
+    """Values from Python as a file of JSON holds them: numbers and arrays of NumPy, tuples and paths, too.
+
+    Args:
+        given: name → value.
+        word: what the values are, for messages.
+
+    Raises:
+        FedMendError: no mapping, or a value that JSON cannot hold.
+    """
+    if not isinstance(given, Mapping):
+        raise FedMendError(f"{word}: expected names with values, got {_shown(given)}")
+    return {name: _plain(f"{word} {name}", value) for name, value in given.items()}
+
+
+def _plain(place: str, value: object) -> Any:
+    try:
+        return parse_json(json.dumps(value, default=_simpler))
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        raise FedMendError(f"{place}: expected a value that JSON can hold, got {_shown(value)}") from None
+
+
+def _simpler(value: Any) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value.tolist()
+
+
+def _names(given: Iterable) -> list[str]:
+    names = list(given)
+    if isinstance(given, str) or not all(isinstance(name, str) for name in names):
+        raise ValueError
+    return names
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.{LONGEST_VALUE}}"
 
 
 def _found(folder: Path) -> Path:

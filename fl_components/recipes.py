@@ -29,7 +29,7 @@ from nvflare.recipe.spec import ExecEnv, Recipe
 from nvflare.tool.poc.poc_commands import get_prod_dir
 
 from fedmend.errors import FedMendError
-from fl_components.api import Job
+from fl_components.api import Job, as_json
 from fl_components.job.folder import all_jobs, read_job
 from fl_components.job.reading import read
 from fl_components.job.variants import SHARED
@@ -107,7 +107,8 @@ class JobRecipe(Recipe):
         site: Mapping[str, object] | None = None,
         **variables: object,
     ):
-        self.settings, self._site = Job(folder, variants=variants, sites=sites, **variables), dict(site or {})
+        self.settings = Job(folder, variants=variants, sites=sites, **variables)
+        self._site = as_json(site or {}, "site")
         super().__init__(FolderJob(self.settings))
 
     def run(self, env: ExecEnv, *args: Any, **kwargs: Any) -> Run:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedmend.basics.checked import accepted, whole
 from fedmend.basics.files import locked
 from fedmend.errors import FedMendError
 from fedmend.records.run_folder import RESULTS, RUN, RUN_FOLDER
@@ -86,8 +87,7 @@ def check_threads(threads: int) -> None:
     Raises:
         FedMendError: it is below one.
     """
-    if threads < 1:
-        raise FedMendError(f"--threads: expected at least 1, got {threads}")
+    accepted(threads, [whole(1)], "--threads", "{!r:.40}".format)
 
 
 def check_paths(workspace: Path) -> None:

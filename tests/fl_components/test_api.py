@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from factories import ROOT, refused
 from job_factories import write_job
@@ -84,11 +85,28 @@ def test_a_job_of_ours_is_found_by_its_name_and_a_folder_here_comes_first(tmp_pa
         ),
         ({"num_rounds": "x"}, "job variable num_rounds: expected a whole number, got 'x'"),
         ({"variants": ["short"]}, "variant: expected one of long, got 'short'"),
+        ({"variants": "long"}, "variants: expected a list of names, got 'long'"),
+        ({"variants": None}, "variants: expected a list of names, got None"),
+        ({"variants": [["long"]]}, "variants: expected a list of names, got [['long']]"),
+        ({"sites": "3"}, "sites: expected a whole number >= 0, got '3'"),
+        ({"sites": -1}, "sites: expected a whole number >= 0, got -1"),
+        ({"names": [{"a"}]}, "job variable names: expected a value that JSON can hold, got [{'a'}]"),
+        ({"batch_size": float("nan")}, "job variable batch_size: expected a value that JSON can hold, got nan"),
     ],
 )
 def test_what_the_command_refuses_is_refused_at_once(job, given, sentence):
     with refused(sentence):
         Job(job, **given)
+
+
+def test_numbers_of_numpy_tuples_and_paths_are_what_a_job_file_holds(job):
+    given = {"num_rounds": np.int64(4), "learning_rate": np.float64(0.25), "names": ("a", "b"), "weights": Path("x.pt")}
+    found = Job(job, variants=(name for name in ["long"]), sites=np.int64(3), **given)
+    assert found.sites == ("site-1", "site-2", "site-3")
+    assert found.run_name == "job_long"
+    values = [found.variables[name] for name in given]
+    assert values == [4, 0.25, ["a", "b"], "x.pt"]
+    assert [*map(type, values)] == [int, float, list, str]
 
 
 def test_a_job_is_saved_with_its_settings_into_a_new_folder(job, tmp_path):
@@ -108,6 +126,13 @@ def test_a_simulation_gets_all_settings_and_gives_back_its_run(job, places, plac
     options = places[place].options
     assert options.pop("watch")
     assert options == {"threads": 2, "site_settings": {"min_count": 4}, "quiet": True}
+
+
+def test_settings_of_sites_are_what_their_file_holds(job, places):
+    Job(job).run("local", site={"data_root": Path("data"), "min_count": np.int64(4)})
+    assert places["local"].options["site_settings"] == {"data_root": "data", "min_count": 4}
+    with refused("site: expected names with values, got 'data'"):
+        Job(job).run("local", site="data")
 
 
 def test_without_threads_a_place_has_its_own_number(job, places):

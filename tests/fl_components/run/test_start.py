@@ -123,11 +123,12 @@ def test_without_flare_a_blank_is_allowed(tmp_path):
         assert (tmp_path / "my runs").is_dir()
 
 
+@pytest.mark.parametrize("threads", [-1, "2", 2.5])
 @pytest.mark.parametrize("start", [local.run_local, simulate.simulate])
-def test_a_number_of_threads_is_at_least_one(tmp_path, monkeypatch, start):
+def test_a_number_of_threads_is_at_least_one(tmp_path, monkeypatch, start, threads):
     monkeypatch.setattr("fl_components.job.folder.JobSettings.build", lambda self, component: None)
-    with refused("--threads: expected at least 1, got -1"):
-        start(write_job(tmp_path / "job"), tmp_path / "w", threads=-1)
+    with refused(f"--threads: expected a whole number >= 1, got {threads!r}"):
+        start(write_job(tmp_path / "job"), tmp_path / "w", threads=threads)
 
 
 @pytest.fixture
