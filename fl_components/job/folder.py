@@ -4,7 +4,7 @@ import codecs
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,23 +81,41 @@ class JobSettings:
         Raises:
             FedMendError: no class of FedMend's methods, or one that does not take these arguments.
         """
-        from fedmend.method import LocalMethod, Workflow
+        return build(component, self.name)
 
-        if not component.path.startswith(METHODS):
-            *others, last = [package.rstrip(".") for package in METHODS]
-            known = f"{', '.join(others)} or {last}"
-            raise FedMendError(f"job {self.name}: expected a class of {known}, got {component.path}")
-        wanted, cls = {METHOD: LocalMethod, WORKFLOW: Workflow}[component.id], component.find()
-        if cls is None:
-            raise FedMendError(f"job {self.name}: expected {component.path} in this FedMend, not found")
-        here = isinstance(cls, type) and cls.__module__ == component.path.rpartition(".")[0]
-        if not (here and issubclass(cls, wanted)):
-            raise FedMendError(f"job {self.name}: expected a {wanted.__name__} as {component.id}, got {component.path}")
-        try:
-            return cls(**component.args)
-        except (AttributeError, TypeError, ValueError, OverflowError) as e:
-            why = ascii(f"{e!s:.500}")[1:-1]
-            raise FedMendError(f"job {self.name}: expected arguments of {component.path}, got others: {why}") from None
+
+def build(component: Component, job: str) -> Any:
+    """An object of the class that a component of the job of this name has as method or workflow.
+
+    Raises:
+        FedMendError: no class of FedMend's methods, or one that does not take these arguments.
+    """
+    from fedmend.method import LocalMethod, Workflow
+
+    if not component.path.startswith(METHODS):
+        *others, last = [package.rstrip(".") for package in METHODS]
+        known = f"{', '.join(others)} or {last}"
+        raise FedMendError(f"job {job}: expected a class of {known}, got {component.path}")
+    wanted, cls = {METHOD: LocalMethod, WORKFLOW: Workflow}[component.id], component.find()
+    if cls is None:
+        raise FedMendError(f"job {job}: expected {component.path} in this FedMend, not found")
+    here = isinstance(cls, type) and cls.__module__ == component.path.rpartition(".")[0]
+    if not (here and issubclass(cls, wanted)):
+        raise FedMendError(f"job {job}: expected a {wanted.__name__} as {component.id}, got {component.path}")
+    return made_of(component, cls, job)
+
+
+def made_of(component: Component, make: Callable[..., Any], job: str) -> Any:
+    """What a class or function makes of a component's arguments.
+
+    Raises:
+        FedMendError: it does not take them.
+    """
+    try:
+        return make(**component.args)
+    except (AttributeError, TypeError, ValueError, OverflowError) as e:
+        why = ascii(f"{e!s:.500}")[1:-1]
+        raise FedMendError(f"job {job}: expected arguments of {component.path}, got others: {why}") from None
 
 
 def configure_job(job: Path, out: Path, changes: Changes = UNCHANGED, *, strict: bool = False) -> None:
@@ -110,9 +128,11 @@ def configure_job(job: Path, out: Path, changes: Changes = UNCHANGED, *, strict:
         strict: refuse a job that server and sites would refuse, see :func:`fl_components.job.reading.read`.
 
     Raises:
-        FedMendError: no job, unknown variant, setting or receiver, or a value of another kind than the job's.
+        FedMendError: no job, unknown variant, setting or receiver, a value of another kind than the job's, or one that
+            no run can have.
     """
     before, after = read(job), changed(job, changes, strict=strict)
+    check_values(after)
     make_folder(out.parent)
     with whole_folder(out) as temporary:  # half of it would be a job with the settings of the other one
         copy_folder(job, temporary)
@@ -159,6 +179,28 @@ def changed(job: Path, changes: Changes = UNCHANGED, *, strict: bool = False) ->
     files = files.read_again()
     check_sites(files)
     return files
+
+
+def check_values(files: JobFiles) -> None:
+    """Refuses values that no run can have: where FLARE's processes meet them, they end without saying why. A job of
+    other classes than FedMend's is left to whom they belong.
+
+    Raises:
+        FedMendError: a component does not take its arguments.
+    """
+    from fedmend.server.federation import RunSettings
+    from fedmend.site.worker import SiteSettings
+
+    all_parts, job = parts(*files.configs), files.meta["name"]
+    halves = [part for part in all_parts if part.id in (METHOD, WORKFLOW)]
+    if not halves or any(part.find() is None for part in halves):
+        return
+    for part in halves:
+        build(part, job)
+    settings = {CONTROLLER: RunSettings, EXECUTOR: SiteSettings.of}
+    for part in all_parts:
+        if make := settings.get(part.id):
+            made_of(part, make, job)
 
 
 def read_job(job: Path, changes: Changes = UNCHANGED) -> JobSettings:

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from factories import refused
+from factories import ROOT, refused
 from job_factories import CLIENT, SERVER, write_job
 
 from fedmend.errors import FedMendError
@@ -159,3 +159,26 @@ def test_a_run_name_that_is_a_number_is_left_to_the_server_to_refuse(job):
         workflow["args"]["run_name"] = 2147483648
     file.write_text(json.dumps(server))
     assert read_job(job).run["run_name"] == 2147483648
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"warmup_rounds": -1}, "job variable warmup_rounds: expected at least 1, got -1"),
+        (
+            {"num_rounds": 0},
+            "job fedmlp_ich: expected arguments of fl_components.controller.WorkflowController, got others: expected"
+            " num_rounds and eval_every >= 1, got 0 and 1",
+        ),
+        (
+            {"batch_size": 0},
+            "job fedmlp_ich: expected arguments of fl_components.executor.MethodExecutor, got others: expected"
+            " batch_size >= 2 and image_size >= 32, got 0 and 32",
+        ),
+    ],
+)
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_value_that_no_run_can_have_is_refused_before_anything_starts(tmp_path, changes, sentence, strict):
+    with refused(sentence):
+        configure_job(ROOT / "jobs" / "fedmlp_ich", tmp_path / "out", Changes(changes), strict=strict)
+    assert not (tmp_path / "out").exists()

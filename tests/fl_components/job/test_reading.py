@@ -249,7 +249,6 @@ ODD = {  # what is odd about a job folder: who makes it so, what everybody says 
     "nothing": (lambda job: None, ""),
     "files beside the app": (with_file("notes/a.txt"), ""),
     "code of its own": (with_file("app/custom/a.py"), ""),
-    "a setting of another job": (with_text('"mld"', '"mlx"'), ""),
     "a file in the app": (with_file("app/initial.pt"), OTHERS),
     "another format": (with_file("app/config/config_fed_client.yml"), OTHERS),
     "a configuration further down": (with_file("app/config/x/config_fed_client.json"), OTHERS),
