@@ -37,6 +37,7 @@ LARGEST_COUNT = 2**50  # keeps sums over sites from overflowing
 def pack_task(weights: Mapping[str, np.ndarray], task: RoundTask, run: RunSpec, *, evaluate: bool) -> FLModel:
     """Server → site."""
     card = {"run_name": run.run_name, "classes": list(run.classes), "network": run.network, "seed": run.seed}
+    card |= {"mark": run.mark}
     order = {"stage": task.stage, "knowledge": dict(task.knowledge), "role": task.role, "evaluate": evaluate}
     order |= {"ledger_mark": task.ledger_mark, "sites": list(task.sites)}
     meta, rounds = {KEY: {"run": card, "task": order}}, task.total_rounds
@@ -73,13 +74,14 @@ def unpack_task(model: FLModel, question: str) -> tuple[dict[str, np.ndarray], R
             "current_round": _is_whole(model.current_round),
             "total_rounds": _is_whole(model.total_rounds),
             "knowledge": isinstance(order["knowledge"], Mapping),
-            "ledger_mark": isinstance(order["ledger_mark"], str) and MARK.fullmatch(order["ledger_mark"]) is not None,
+            "mark": _is_mark(card["mark"]),
+            "ledger_mark": _is_mark(order["ledger_mark"]),
             "sites": _are_sites(order["sites"]),
             "weights": model.params is None or isinstance(model.params, Mapping),
         }
         if wrong := [name for name, right in kinds.items() if not right]:
             raise ValueError(wrong[0])
-        run = RunSpec(card["run_name"], tuple(card["classes"]), card["network"], card["seed"])
+        run = RunSpec(card["run_name"], tuple(card["classes"]), card["network"], card["seed"], card["mark"])
         task = RoundTask(
             order["stage"],
             model.current_round,
@@ -101,6 +103,10 @@ def _are_sites(value: object) -> bool:
         return False
     words = all(isinstance(v, str) and 0 < len(v) <= LONGEST_WORD and v.isprintable() for v in value)
     return words and len({*value}) == len(value)
+
+
+def _is_mark(value: object) -> bool:
+    return isinstance(value, str) and MARK.fullmatch(value) is not None
 
 
 def _is_whole(value: object) -> bool:

@@ -16,7 +16,7 @@ KEEP_MODEL = "keep_model"  # in the census of a site that wants the model when t
 LONGEST_ERROR = 2000  # characters
 WAITS = "waits until somebody of this site has approved the job"  # an answer after which the server asks again
 HOLD = 60  # seconds for which a site that waits so keeps the census before it says so again
-MARK = re.compile(r"(?:[0-9a-f]{32})?")  # of a ledger
+MARK = re.compile(r"(?:[0-9a-f]{32})?")  # of a ledger or a run
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,14 @@ class RunSpec:
         classes: C class names in the order of all arrays.
         network: backbone name.
         seed: the run's seed.
+        mark: drawn when the server began the run, to tell it from an earlier one of this name; empty outside a run.
     """
 
     run_name: str
     classes: tuple[str, ...]
     network: str
     seed: int
+    mark: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.run_name, str) or not re.fullmatch(r"\w[\w.-]{0,99}", self.run_name):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from factories import refused
@@ -16,7 +18,7 @@ from fedmend.method import RoundTask
 from fl_components.wire import KEY, pack_result, pack_task, parse_content, unpack_result, unpack_task
 
 MARK = "0123456789abcdef" * 2
-RUN = RunSpec("run-1", ("edema", "nodule"), "tiny", 3)
+RUN = RunSpec("run-1", ("edema", "nodule"), "tiny", 3, "0" * 32)
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +158,9 @@ def test_a_mark_that_is_none_is_refused_by_server_and_site(mark):
             ),
             "train",
         )
+    marked = pack_task(WEIGHTS, RoundTask("train", 0, 1, sites=("site-1",)), replace(RUN, mark=mark), evaluate=False)
+    with pytest.raises(FedMendError, match="task from the server: expected a FedMend task, got one that lacks or"):
+        unpack_task(marked, "train")
 
 
 def test_single_label_counts_survive_the_wire(wire):

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedmend.basics.files import OWNER, make_folder, sync, write_atomically, wri
 from fedmend.errors import WAY_ON, FedMendError
 
 FORMAT = b"FedMend state 1 "  # a file begins with a line of it and the SHA-256 of the rest
+SUFFIXES = (".npy.json", ".npy", ".pt")  # of its files
 TURNS = 3  # the round itself, and one for each of the server's two checkpoints
 
 
@@ -86,6 +88,13 @@ class StateStore:
     def forget(self, name: str) -> None:
         """Deletes what is saved under ``name``, if anything is."""
         (self._folder / f"{name}.pt").unlink(missing_ok=True)
+        sync(self._folder)
+
+    def forget_all_but(self, names: Collection[str]) -> None:
+        """Deletes everything that was saved, under whatever name, but what has one of these names."""
+        for file in [f for suffix in SUFFIXES for f in self._folder.glob(f"*{suffix}")]:
+            if file.stem not in names:
+                file.unlink()
         sync(self._folder)
 
     def save_turn(self, name: str, round_num: int, value: Any) -> None:

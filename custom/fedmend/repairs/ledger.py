@@ -27,7 +27,7 @@ from fedmend.basics.words import inert
 from fedmend.errors import FedMendError
 from fedmend.labels import NOT_ANNOTATED
 from fedmend.repairs import verdicts as people
-from fedmend.repairs.ledger_rows import check_rows, check_types, check_verdicts, no_ledger
+from fedmend.repairs.ledger_rows import Unavailable, check_rows, check_types, check_verdicts, no_ledger
 from fedmend.repairs.verdicts import Verdict
 
 LOG = logging.getLogger("fedmend.executor")
@@ -45,13 +45,9 @@ CREATE TABLE IF NOT EXISTS retractions (
 _MARKS = "CREATE TABLE IF NOT EXISTS marks (number INTEGER PRIMARY KEY, mark TEXT NOT NULL);"
 _IN_FORCE = """NOT EXISTS (SELECT 1 FROM retractions r WHERE (r.rule = e.rule OR r.rule = '*')
                            AND r.from_round <= e.round AND e.entry <= r.last_entry)"""
-ANY_RULE = "*"
+ANY_RULE, FIRST = "*", -1  # the round under which a collection before round 0 records
 PATIENCE = 30.0  # seconds until another process, e.g. one that exports or backs up, lets the file go
 SYNCHRONOUS = "EXTRA"  # FULL, SQLite's default, may lose the last transaction when the power fails
-
-
-class Unavailable(FedMendError):
-    """A ledger that is locked or cannot be read or written now; what it holds is not known."""
 
 
 class Entry(NamedTuple):
@@ -129,9 +125,8 @@ class Ledger(ABC):
             what = "expected a file that can be opened and written"
             raise FedMendError(f"{self._where}: {what}, got: {e.strerror}") from None
         with self._transaction() as db:
-            new = not db.execute("SELECT 1 FROM sqlite_master").fetchone()
-            begin = "BEGIN IMMEDIATE;" if new else ""  # a new file is written at once, not table by table
-            db.executescript(begin + _SCHEMA + _MARKS + people.SCHEMA)
+            old = db.execute("SELECT 1 FROM sqlite_master").fetchone()  # a new one is written at once, not by table
+            db.executescript(("" if old else "BEGIN IMMEDIATE;") + _SCHEMA + _MARKS + people.SCHEMA)
             known = dict(db.execute("SELECT key, value FROM about"))
             if known.get("fingerprint", fingerprint) != fingerprint:
                 raise FedMendError(
@@ -162,8 +157,8 @@ class Ledger(ABC):
         with self._transaction() as db:
             if not _undo(db, rule, round_num) and rows:
                 _leave_mark(db)
-            into = "INSERT INTO entries (sample, class, old, new, confidence, rule, round)"
-            db.executemany(f"{into} VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            into = "INSERT INTO entries (sample, class, old, new, confidence, rule, round) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            db.executemany(into, rows)
 
     def undo(self, *, rule: str = ANY_RULE, from_round: int = 0) -> int:
         """Takes repairs out of force; they stay in the history.
@@ -178,8 +173,14 @@ class Ledger(ABC):
         with self._transaction() as db:
             return _undo(db, rule, from_round)
 
+    def begin(self) -> None:
+        """For another run: takes all repairs out of force, and forgets all marks, as the earlier one cannot go on."""
+        with self._transaction() as db:
+            _undo(db, ANY_RULE, FIRST)
+            db.execute("DELETE FROM marks")
+
     def mark(self) -> str:
-        """The latest mark; empty where nothing was ever recorded."""
+        """The latest mark; empty where nothing was recorded in this run."""
         with self._transaction() as db:
             return _latest_mark(db)
 
@@ -361,9 +362,8 @@ def _latest_mark(db: sqlite3.Connection) -> str:
 
 
 def _in_force(db: sqlite3.Connection) -> list[Entry]:
-    columns = "e.sample, e.class, e.old, e.new, e.rule, e.round, e.confidence"
-    rows = db.execute(f"SELECT {columns} FROM entries e WHERE {_IN_FORCE} ORDER BY e.entry").fetchall()
-    return [Entry(*row) for row in rows]
+    wanted = "e.sample, e.class, e.old, e.new, e.rule, e.round, e.confidence"
+    return [Entry(*row) for row in db.execute(f"SELECT {wanted} FROM entries e WHERE {_IN_FORCE} ORDER BY e.entry")]
 
 
 def _leave_mark(db: sqlite3.Connection) -> None:

@@ -11,6 +11,10 @@ from fedmend.repairs.verdicts import TIME, WORDS, Verdict, all_verdicts
 LAST_YEAR = 9000  # a verdict after one of the year 9999 could have no time
 
 
+class Unavailable(FedMendError):
+    """A ledger that is locked or cannot be read or written now; what it holds is not known."""
+
+
 def no_ledger(where: str) -> FedMendError:
     """What is said of a file that is no ledger; ``where`` begins the sentence."""
     return FedMendError(f"{where}: expected an SQLite ledger, got another or a damaged file; {WAY_ON}")

@@ -14,7 +14,8 @@ from fedmend.data.site import Opening
 from fedmend.data.store import file_stamp
 from fedmend.errors import FedMendError
 from fedmend.labels import SEGMENTATION
-from fedmend.repairs.ledger import Ledger, Unavailable
+from fedmend.repairs.ledger import Ledger
+from fedmend.repairs.ledger_rows import Unavailable
 
 LOG = logging.getLogger("fedmend.executor")
 LEDGER_NAME, GALLERY_NAME = "ledger.sqlite", "gallery.html"

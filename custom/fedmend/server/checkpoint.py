@@ -1,5 +1,6 @@
 """The server's checkpoint: what a job of the same run_name needs to go on after the last round."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ class Checkpoint:
 
     Attributes:
         folder: as given.
+        mark: of the run, drawn where it begins, see :class:`fedmend.messages.RunSpec`.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Checkpoint:
         self.folder, self._state, self._where = folder, StateStore(folder), f"run_name {run_name!r}"
         self._made_by, self._allowed, self._job = dict(made_by), tuple(allow_changes), job
         self._damaged = False  # the newest checkpoint, which then gives way instead of being kept
+        self.mark = secrets.token_hex(16)
 
     def load(self) -> Saved | None:
         """What an earlier job left, or None; a run that begins anew has no best model either.
@@ -78,6 +81,7 @@ class Checkpoint:
         if content is None:
             self._state.forget(BEST)
             return None
+        self.mark = content["mark"]
         return Saved(
             content["round"],
             to_arrays(content["weights"]),
@@ -137,6 +141,7 @@ class Checkpoint:
             "records": records,
             "made_by": self._made_by,
             "job": self._job,
+            "mark": self.mark,
             "marks": dict(marks),
             "data": dict(data),
             "suspect": suspect,

@@ -141,7 +141,7 @@ class RunningFederation(Federation):
         start: Start,
     ):
         self._start, self._began = start, time.strftime("%Y-%m-%dT%H:%M:%S")
-        self._settings, self._spec, self._described = settings, settings.spec, described
+        self._settings, self._spec, self._described = settings, replace(settings.spec, mark=checkpoint.mark), described
         self._workflow = exchange.workflow
         self._exchange, self._log, self._checkpoint, self._network = exchange, log, checkpoint, network
         self.census, self.classes = census, self._spec.classes

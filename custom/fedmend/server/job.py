@@ -105,7 +105,7 @@ class ServerJob:
         chosen_sites = tuple(s for s in sorted(there) if s not in without)
         asked = {s: replace(task, ledger_mark=marks.get(s, ""), sites=chosen_sites) for s in chosen_sites}
         exchange = Exchange(self.transport, progress, workflow, max_update_factor=chosen.max_update_factor)
-        question = Question(CENSUS, {}, asked, spec)
+        question = Question(CENSUS, {}, asked, replace(spec, mark=checkpoint.mark))
         results = valid_results(exchange, log, question, chosen.needed(len(asked)))
         census = read_census(results, spec.classes, goes_on=saved is not None)
         start.check(spec, census)

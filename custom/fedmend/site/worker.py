@@ -32,6 +32,7 @@ from fedmend.phantoms.sites import PhantomSpec, phantom_spec
 from fedmend.repairs.site_run import GALLERY_NAME, LEDGER_NAME, OPINIONS, save_opened, take_over_verdicts
 from fedmend.repairs.verdicts import verdict_counts
 from fedmend.site import own_results
+from fedmend.site.beginning import STEP, begin
 from fedmend.site.config import SiteConfig
 from fedmend.site.data_marks import data_marks
 from fedmend.site.devices import RESIDENT, device_of, free_bytes, inference_batch, prepare, with_resident_images
@@ -45,7 +46,6 @@ from fedmend.site.private_site import WITHHELD, PrivateSite, check_bearable, wit
 from fedmend.site.unexpected import log_unexpected
 
 LOG = logging.getLogger("fedmend.executor")
-STEP = "training_step"  # what it needs of memory
 PREDECESSOR = 30.0  # seconds until the process of an earlier job has ended
 
 
@@ -221,6 +221,7 @@ class SiteWorker:
                 result.privacy = private.announce(trainer.local_epochs, task.total_rounds)
             return result
         count_task(name, config, site.state, asked)
+        begin(site, run.mark)
         model = self._model(opened, question)
         if question.evaluate:
             evaluated = method.evaluated(model, task, site)

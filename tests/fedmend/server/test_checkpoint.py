@@ -45,6 +45,16 @@ def test_a_checkpoint_gives_back_what_was_saved(tmp_path):
         np.testing.assert_array_equal(saved.model[name], value)
 
 
+def test_a_run_keeps_the_mark_that_it_began_with_and_another_one_has_another(tmp_path):
+    first = checkpoint(tmp_path / "first")
+    first.load()
+    first.save(1, MODEL, Memory(np.zeros(1), {}), "", marks={}, data={})
+    again, other = checkpoint(tmp_path / "first"), checkpoint(tmp_path / "other")
+    assert again.load().done == 1
+    assert other.load() is None
+    assert again.mark == first.mark != other.mark
+
+
 def test_a_checkpoint_holds_no_pickled_code(tmp_path):
     save(tmp_path)
     content = (tmp_path / "checkpoint.pt").read_bytes()

@@ -1,0 +1,27 @@
+"""A run that begins anew under a name that an earlier run has had: what that one left at the site counts no longer.
+
+The server may begin a name anew while sites still have state and a ledger of it: its checkpoint was deleted, the first
+job ended before its first checkpoint, or the run went back to its beginning. A site that takes part from the first
+round on writes over most of that; one that comes later would go on from it.
+"""
+
+from fedmend.method import Site
+from fedmend.repairs.site_run import OPENED, STAMPS
+from fedmend.site.data_marks import NOTED
+from fedmend.site.limits import TASKS
+
+RUN, STEP = "run", "training_step"  # in the site's state: mark of the run, memory that a step needs
+KEPT = (RUN, STEP, OPENED, STAMPS, NOTED, TASKS)  # of the site and its data, whichever run it is
+
+
+def begin(site: Site, mark: str) -> None:
+    """Takes repairs of another run of this name out of force and forgets its state; verdicts of people stay.
+
+    Args:
+        site: with state and ledger of the run_name.
+        mark: of the run that asks; empty: none is told apart.
+    """
+    if mark and site.state.load(RUN) != mark:
+        site.ledger.begin()
+        site.state.forget_all_but(KEPT)
+        site.state.save(RUN, mark)

@@ -1,0 +1,96 @@
+"""Another run under the name of an earlier one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from factories import LABELS, make_site_folder
+from torch_factories import PlainMethod, PlainRound
+from worker_factories import Client, census_task, one_site
+
+from fedmend.basics.state import StateStore
+from fedmend.repairs.label_ledger import Repairs
+from fedmend.repairs.ledger import read_history
+from fedmend.repairs.site_run import LEDGER_NAME
+
+FIRST, SECOND = "1" * 32, "2" * 32
+
+
+class CountingRound(PlainRound):
+    """Repairs a label, and counts the rounds of the site in each of the ways that state can be kept."""
+
+    def report(self):
+        state, r, fingerprint = self.site.state, self.task.round_num, "same data"
+        turn = state.last_turn("turn", before=r)
+        array = state.last_array("array", before=r, fingerprint=fingerprint)
+        counts = [state.load("plain", 0), turn[1] if turn else 0, 0 if array is None else int(array[0])]
+        labels = self.site.data.train.labels
+        one = Repairs(np.array([0]), np.array([1]), np.array([1]), np.array([0.9]))
+        self.site.ledger.record("rule", r, labels, one)
+        state.save("plain", counts[0] + 1)
+        state.save_turn("turn", r, counts[1] + 1)
+        state.save_array("array", r, np.array([counts[2] + 1]), fingerprint=fingerprint)
+        return {"counts": np.array(counts)}
+
+
+class Counting(PlainMethod):
+    ROUND = CountingRound
+
+
+@pytest.fixture
+def site(tmp_path):
+    make_site_folder(tmp_path / "data", LABELS)
+    with one_site():
+        site = Client(tmp_path, Counting())
+        site.run = replace(site.run, mark=FIRST)
+        yield site
+
+
+def in_force(site):
+    return [row["round"] for row in read_history(folder(site) / LEDGER_NAME) if row["in_force"]]
+
+
+def folder(site):
+    return site.config.state_dir / site.run.run_name / site.name
+
+
+def test_a_site_that_comes_late_to_another_run_starts_without_what_the_earlier_one_left(site):
+    assert [site.train(r).report["counts"].tolist() for r in (0, 1)] == [[0, 0, 0], [1, 1, 1]]
+    site.run = replace(site.run, mark=SECOND)
+    late = site.train(2)
+    assert late.report["counts"].tolist() == [0, 0, 0]
+    assert in_force(site) == [2]
+    site.start()
+    assert site.train(3, mark=late.ledger_mark).report["counts"].tolist() == [1, 1, 1]
+    assert in_force(site) == [2, 3]
+
+
+def test_a_run_that_goes_on_in_another_process_finds_all_that_it_left(site):
+    site.train(0)
+    site.start()
+    assert site.train(1).report["counts"].tolist() == [1, 1, 1]
+    assert in_force(site) == [0, 1]
+
+
+def test_a_census_and_a_task_outside_a_run_take_nothing_from_a_run(site):
+    site.train(0)
+    site.run = replace(site.run, mark=SECOND)
+    assert site.ask("census", census_task()).error == ""
+    site.run = replace(site.run, mark="")
+    assert site.train(1).report["counts"].tolist() == [1, 1, 1]
+
+
+def test_the_earlier_run_does_not_go_on_with_what_is_left_of_it(site):
+    told = site.train(0).ledger_mark
+    site.run = replace(site.run, mark=SECOND)
+    site.train(0)
+    site.run = replace(site.run, mark=FIRST)
+    assert "got a ledger without the latest" in site.train(1, mark=told).error
+
+
+def test_the_tasks_of_an_earlier_run_count_against_the_limit(site):
+    site.config = replace(site.config, max_rounds=3)
+    site.train(0)
+    site.run = replace(site.run, mark=SECOND)
+    site.train(0)
+    assert StateStore(folder(site)).load("tasks") == {"train": 2}
