@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation_factories import Run, census, confusion, dice_counts, histograms
+from federation_factories import Run, census, confusion, dice_counts, histograms, same_models
 from torch import nn
 from torch_factories import TinyNetwork, make_mask_site, make_single_site, make_site
 
@@ -33,6 +33,7 @@ from fedmend.baselines import (
     rofl,
     rscfed,
 )
+from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION, SINGLELABEL
 from fedmend.learning.training import LocalTrainer
 from fedmend.learning.twin_network import TwinNetwork
@@ -99,17 +100,27 @@ def site_of(folder, kind, number, *, hidden, samples):
     return make_site(folder, labels, name=name, seed=number)
 
 
-def played(folder, method, workflow, kind, rounds, *, samples=14):
-    """Mean loss of each round, bias of the final model, and repaired entries at all sites."""
+def played(folder, method, workflow, kind, rounds, *, samples=14, shaky=False):
+    """Mean loss of each round, bias of the final model; repaired entries at all sites; the final model.
+
+    ``shaky``: each task is done at a site that was just opened, as in a new process; answers arrive backwards; and once
+    after each of its questions, when the sites have answered, the server stops, and another job goes on.
+    """
     network = twin if isinstance(method, rmd.RMD) else NETWORKS[kind]
     hidden = isinstance(method, labelsets.LabelSetMethod)
     options = {"hidden": hidden, "samples": samples}
     sites = {name: site_of(folder / name, kind, number, **options) for number, name in enumerate(SITES)}
     masks = kind == SEGMENTATION
     classes, losses = ["lesion"] if masks else ["a", "b", "c"], {}
+    asked, lost = set(), set()  # questions of this job, and of the jobs before it
 
     def answer(name, question, weights, task, evaluate):
-        site = sites[name]
+        result = worked(name, question, weights, task, evaluate)
+        asked.add(key := (question, task.round_num, task.stage, task.sites))
+        return result if not shaky or key in lost else FedMendError("the server stops")
+
+    def worked(name, question, weights, task, evaluate):
+        site = site_of(folder / name, kind, SITES.index(name), **options) if shaky else sites[name]
         train, samples = site.data.train, len(site.data.train)
         if question == CENSUS:
             result = census(site.data.annotated, samples=samples, kind=kind)
@@ -124,18 +135,23 @@ def played(folder, method, workflow, kind, rounds, *, samples=14):
         if question == COLLECT:
             result.report = dict(method.collect(model, task, site))
             return result
+        site.ledger.undo(from_round=task.round_num)
         work = method.start(model, task, site)
         result.loss = LocalTrainer(learning_rate=0.05).train(work)
         losses.setdefault(task.round_num, []).append(result.loss)
         result.report, result.weights = dict(work.report()), {k: v.numpy() for k, v in get_weights(model).items()}
         return result
 
-    options = {"classes": classes, "num_rounds": rounds, "eval_every": 99, "max_update_factor": 0}
-    run = Run(folder, workflow, SITES, answer, backbone=network, **options)
+    about = {"classes": classes, "num_rounds": rounds, "eval_every": 99, "max_update_factor": 0}
+    while True:
+        run = Run(folder, workflow, SITES, answer, backbone=network, backwards=shaky, **about)
+        if asked <= lost or not shaky:
+            break
+        lost |= asked
     assert run.stopped == ""
     bias = next(value for key, value in sorted(run.model.items()) if key.endswith("classifier.bias"))
     entries = sum(sum(row["in_force"] for row in site.ledger.history()) for site in sites.values())
-    return [*(float(np.mean(v)) for v in losses.values()), *map(float, bias)], entries
+    return [*(float(np.mean(v)) for v in losses.values()), *map(float, bias)], entries, run.model
 
 
 FEDAVG, ROWS = baselines.FedAvgWorkflow(), labelsets.LabelSetWorkflow(aggregation="masked")
@@ -226,9 +242,18 @@ GOLDEN = {  # loss of each round, then the bias of the final model; repaired ent
 
 @pytest.mark.parametrize("name", CASES)
 def test_rounds_give_the_numbers_that_they_have_always_given(tmp_path, name):
-    numbers, repairs = played(tmp_path, *CASES[name])
+    numbers, repairs, _ = played(tmp_path, *CASES[name])
     assert numbers == pytest.approx(GOLDEN[name][0], abs=5e-4)
     assert repairs == GOLDEN[name][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_that_stops_after_each_of_its_questions_ends_with_the_same_digits(tmp_path, name):
+    _, repairs, model = played(tmp_path / "whole", *CASES[name])
+    _, again, other = played(tmp_path / "shaky", *CASES[name], shaky=True)
+    assert again == repairs
+    assert same_models(other, model)
 
 
 LABELLED = [name for name, (_, _, kind, _) in CASES.items() if kind != SEGMENTATION]
@@ -241,6 +266,6 @@ def test_sites_of_any_size_train_to_numbers(tmp_path, name, samples):
     method, workflow, kind, rounds = CASES[name]
     if isinstance(method, fedlsm.FedLSM):
         method = replace(method, high=1, low=1)
-    numbers, _ = played(tmp_path, method, workflow, kind, rounds, samples=samples)
+    numbers, *_ = played(tmp_path, method, workflow, kind, rounds, samples=samples)
     assert np.isfinite(numbers).all()
     assert len(numbers) >= rounds + 3  # a loss of each round, a bias of each class
