@@ -90,12 +90,13 @@ def seeds(text: str) -> list[int]:
     """Whole numbers like ``0,1,2`` or ``0-2``, for :mod:`argparse`."""
     try:
         spans = [[int(end) for end in word.split("-")] for word in text.split(",")]
-        found = [seed for first, *last in spans for seed in range(first, (last or [first])[0] + 1)]
+        found = [[*range(ends[0], ends[-1] + 1)] if len(ends) <= 2 else [] for ends in spans]
     except ValueError:
         found = []
-    if not found or len(set(found)) < len(found):
+    every = [seed for span in found for seed in span]
+    if not found or not all(found) or len({*every}) < len(every):
         raise argparse.ArgumentTypeError(f"expected different whole numbers like 0,1,2 or 0-2, got {text!r}")
-    return found
+    return every
 
 
 def count(text: str) -> int:

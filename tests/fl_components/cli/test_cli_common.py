@@ -7,7 +7,7 @@ import pytest
 
 import fedmend
 import fl_components.cli
-from fl_components.cli.common import count, positive, say
+from fl_components.cli.common import count, positive, say, seeds
 
 
 def test_a_line_that_is_said_neither_steers_the_terminal_nor_forges_another_line(capsys):
@@ -29,6 +29,13 @@ def test_a_positive_number_starts_with_1():
     assert positive("1") == 1
     with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number from 1 on, got '0'"):
         positive("0")
+
+
+def test_seeds_are_numbers_and_spans_none_of_which_is_empty_or_has_three_ends():
+    assert seeds("4,0-2") == [4, 0, 1, 2]
+    for text in ("0-2-4", "5-3", "0-1,5-3", "0,0-1", "", "-1"):
+        with pytest.raises(argparse.ArgumentTypeError, match="expected different whole numbers like 0,1,2 or 0-2"):
+            seeds(text)
 
 
 def test_no_command_prints_in_any_other_way():
