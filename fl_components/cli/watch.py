@@ -30,7 +30,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         type=Path,
         nargs="?",
         default=Path("simulator_workspace"),
-        help="workspace of a simulation or of fedmend poc, or a run in it (default simulator_workspace)",
+        help="workspace of a simulation or of fedmend poc, a comparison, or a run in it (default simulator_workspace)",
     )
     where.add_argument("--kit", type=Path, help="instead: startup kit of a person, to watch a job of a federation")
     watch.add_argument("--job-id", default="", help="with --kit: the job (default: the newest)")

@@ -14,10 +14,12 @@ from fedmend.records.run_folder import RUN_FOLDER
 if TYPE_CHECKING:
     from nvflare.fuel.flare_api.flare_api import Session
 
-# Below a place: a run folder itself, a simulator's workspace, one with seeds, a folder of runs, a server's kit, a POC
-# workspace while the job runs and when its result is there.
+# Below a place: a run folder itself, a simulator's workspace, a folder of runs such as one with seeds, the rows of a
+# comparison, also over levels or of a table of rules, a server's kit, a POC workspace while the job runs and when its
+# result is there.
 ONE = str(RUN_FOLDER)
-RUN_FOLDERS = ("", ONE, f"seed-*/{ONE}", f"*/{ONE}", "*/fedmend", "*/prod_*/*/*/fedmend", "results/*/workspace/fedmend")
+SIMULATED = (ONE, f"*/{ONE}", *(f"{'*/' * above}seed-*/{ONE}" for above in (1, 2, 3)))
+RUN_FOLDERS = ("", *SIMULATED, "*/fedmend", "*/prod_*/*/*/fedmend", "results/*/workspace/fedmend")
 GONE = 30.0  # seconds until a run whose records are no longer there is given up
 
 

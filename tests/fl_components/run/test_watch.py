@@ -34,6 +34,9 @@ def picture(second, **facts):
         "fedmend/prod_00/localhost/0b00fc9e/fedmend",
         "results/0b00fc9e/workspace/fedmend",
         "my_run/server/simulate_job/fedmend",
+        "fedavg/seed-0/server/simulate_job/fedmend",
+        "iid/fedavg/seed-0/server/simulate_job/fedmend",
+        "iid/rules/fedavg/seed-0/server/simulate_job/fedmend",
     ],
 )
 def test_a_run_is_found_in_every_kind_of_place(tmp_path, where):
