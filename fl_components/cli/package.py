@@ -33,7 +33,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     evaluate.add_argument("package", type=Path, help="NAME.fedmend, or the folder of its run")
     evaluate.add_argument("folder", type=Path, help="site folder with held-out or external data")
     evaluate.add_argument("--split", default="test", help="a split of its site.json (default: test)")
-    evaluate.add_argument("--by", default="", metavar="COLUMNS", help="subgroups, e.g. sex,scanner,age:40,60")
+    evaluate.add_argument("--by", default="", metavar="COLUMNS", help="subgroups, e.g. scanner,age:40,60,sex:F,M")
     evaluate.add_argument(
         "--min-count", type=count, default=5, help="fewest people behind a number of a subgroup (default: 5)"
     )
@@ -98,13 +98,15 @@ def _send(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace) -> int:
     from fedmend.basics.page import number, short_name
+    from fedmend.data.card import STUDY, load_card
     from fedmend.evaluation.groups import columns_of
     from fedmend.package import Package
     from fedmend.package.evaluate import PAGE
 
     package, how = Package(args.package), given(args, "split", "min_count", "device")
     say(package)
-    found = package.evaluate(args.folder, args.out, by=columns_of(args.by), **how)
+    known = load_card(args.folder, args.folder.resolve().name).columns
+    found = package.evaluate(args.folder, args.out, by=columns_of(args.by, [*known, STUDY]), **how)
     macro = found.results["metrics"]["macro"]
     shown = ", ".join(f"{short_name(name)} {number(value)}" for name, value in macro.items())
     mark = "PHANTOM " if found.results["phantom"] else ""

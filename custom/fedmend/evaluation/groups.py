@@ -101,11 +101,19 @@ class Column:
         return names, np.array(places, dtype=np.int64)
 
 
-def columns_of(text: str) -> list[str]:
-    """What stands on a command line, ``sex,scanner,age:40,60``, column by column: numbers belong to the name before."""
+def columns_of(text: str, known: Sequence[str]) -> list[str]:
+    """What stands on a command line, ``sex:F,M,scanner,age:40,60``, column by column: behind a column with a colon,
+    numbers belong to it, and behind one with other values all that is not the name of a column.
+
+    Args:
+        text: the words.
+        known: the columns of the site.
+    """
     found: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        if found and ":" in found[-1] and _number(part) is not None:
+        values = found[-1].partition(":")[2] if found else ""
+        words = any(_number(value) is None for value in values.split(","))
+        if values and ":" not in part and (_number(part) is not None or (words and part not in known)):
             found[-1] += f",{part}"
         else:
             found.append(part)

@@ -37,11 +37,19 @@ def test_a_study_is_of_one_patient(patients, studies, numbers):
 
 
 def test_words_become_values_or_bands():
-    assert columns_of("sex, scanner,age:40,60,site") == ["sex", "scanner", "age:40,60", "site"]
+    assert columns_of("sex, scanner,age:40,60,site", []) == ["sex", "scanner", "age:40,60", "site"]
     assert grouped("sex:F,M", ["M", "", "F", "X"]) == (("F", "M"), [1, 2, 0, 2])
     assert grouped("sex", ["M", "", "F"]) == (("F", "M"), [1, 2, 0])
     ages = ["39.9", "40", "59", "60", "", "old"]
     assert grouped("age:40,60", ages) == (("below 40", "40 to 60", "from 60"), [0, 1, 1, 2, 3, 3])
+
+
+def test_values_on_a_command_line_end_where_the_name_of_a_column_stands():
+    known = ["sex", "scanner", "age"]
+    assert columns_of("sex:F,M", known) == ["sex:F,M"]
+    assert columns_of("sex:F,M,scanner,age:40,60", known) == ["sex:F,M", "scanner", "age:40,60"]
+    assert columns_of("scanner:A,7,sex:F,M", known) == ["scanner:A,7", "sex:F,M"]
+    assert columns_of("sex,M", known) == ["sex", "M"]  # refused, as there is no column M
 
 
 def test_values_in_another_writing_are_of_one_group_unless_both_are_named():

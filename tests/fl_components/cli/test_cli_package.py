@@ -1,8 +1,10 @@
+import json
 import logging
 
 import numpy as np
 import pytest
 from factories import make_dicom, make_site_folder, write_png
+from nifti_factories import with_card
 from result_factories import PREPARED
 
 from fedmend.learning.networks import initial_network
@@ -76,3 +78,11 @@ def test_an_evaluation_says_what_it_found_and_where_the_page_is(package, tmp_pat
     assert f"page: {tmp_path / 'out' / 'evaluation.html'}" in said
     assert main([*words, "--by", "sex"]) == 1
     assert "expected a column 'sex' that site.json lists under columns" in capsys.readouterr().err
+    with_card(folder, columns=["sex"])
+    table = (folder / "train.csv").read_text().splitlines()
+    (folder / "train.csv").write_text(
+        "\n".join(f"{row},{sex}" for row, sex in zip(table, ["sex", *"FMFM"], strict=True))
+    )
+    assert main([*words, "--by", "sex:F,M", "--min-count", "1"]) == 0
+    groups = json.loads((tmp_path / "out" / "evaluation.json").read_text())["groups"]
+    assert {name: [*found] for name, found in groups.items()} == {"sex": ["F", "M"]}
