@@ -56,6 +56,10 @@ def _predict(args: argparse.Namespace) -> int:
         check_target(args.send)
     package = Package(args.package)
     say(package)
+    if args.explain:
+        from fedmend.package.explain import MAPS, check_has_maps, explain
+
+        check_has_maps(package)
     what = "studies" if package.preprocessing.study_slices else "images"
     with tqdm(unit=f" {what}", disable=None) as bar:
 
@@ -66,8 +70,6 @@ def _predict(args: argparse.Namespace) -> int:
         how = {"device": args.device, "progress": progress, "dicom": args.dicom}
         found = package.predict(args.source, args.out, **how)
     if args.explain:
-        from fedmend.package.explain import MAPS, explain
-
         number = explain(package, args.source, args.out, most=args.explain, device=args.device)
         words = "map of a positive finding" if number == 1 else "maps of positive findings"
         say(f"{number} {words} in {args.out / MAPS}; a map is weak evidence")

@@ -137,6 +137,18 @@ def _png(pixels: np.ndarray) -> bytes:
     return stream.getvalue()
 
 
+def check_has_maps(package: OpenedPackage) -> None:
+    """Refuses a model that :func:`explain` cannot ask.
+
+    Raises:
+        FedMendError: a model of masks or of studies.
+    """
+    if package.kind == SEGMENTATION:
+        raise FedMendError("--explain: expected a model of labels, got one of masks, which says itself what it marks")
+    if package.preprocessing.study_slices:
+        raise FedMendError("--explain: expected a model of images, got one of whole studies")
+
+
 def explain(package: OpenedPackage, source: Path, out: Path, *, most: int, device: str = "") -> int:
     """Writes overlays of the most probable findings of a finished call of ``predict``, into ``out/maps``.
 
@@ -151,14 +163,10 @@ def explain(package: OpenedPackage, source: Path, out: Path, *, most: int, devic
         Number of pictures.
 
     Raises:
-        FedMendError: a model of masks, or an image that has gone meanwhile.
+        FedMendError: a model of masks or of studies, or an image that has gone meanwhile.
     """
-    if package.kind == SEGMENTATION:
-        raise FedMendError("--explain: expected a model of labels, got one of masks, which says itself what it marks")
-    prepared = package.preprocessing
-    if prepared.study_slices:
-        raise FedMendError("--explain: expected a model of images, got one of whole studies")
-    place = chosen_device(device)
+    check_has_maps(package)
+    prepared, place = package.preprocessing, chosen_device(device)
     explainer = Explainer(package.network().to(place), prepared.image_size)
     shape = (prepared.image_size,) * 2 + (3,) * prepared.color
     root = source if source.is_dir() else source.parent

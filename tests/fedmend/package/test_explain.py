@@ -84,6 +84,13 @@ def test_a_model_of_masks_has_no_maps(tmp_path):
         explain(make_package(tmp_path, "segmentation"), tmp_path, tmp_path, most=1)
 
 
+def test_maps_that_a_model_cannot_have_are_refused_before_anything_is_predicted(tmp_path, capsys):
+    package = make_package(tmp_path, "segmentation")
+    words = [str(package.folder), str(tmp_path / "none"), str(tmp_path / "out"), "--explain", "3"]
+    assert main(["predict", *words]) == 1
+    assert "--explain: expected a model of labels, got one of masks" in capsys.readouterr().err
+
+
 class SolvedCorner(Network):
     """The first class is as strong as a stage is bright on average; no column for the backbone's output counts."""
 
