@@ -92,6 +92,9 @@ def evaluate(
         FedMendError: a score that is none, or no column of that name.
     """
     kind, split = kind_of(judged.kind), held.split
+    grouped = [column.groups(column_of(split, column.name, held.card.site)) for column in columns]
+    places = [(place, len(names)) for names, place in grouped]
+    kept = held_back(split, places, min_count, one_label=kind.one_label, told=True)
     site = _site(held, judged.batch_size, device)
     masks = measure_masks(judged.network, split, site) if isinstance(split, VolumeSplit) else None
     scored = kind.scored(judged.network, split, site) if masks is None else masks.pixels
@@ -106,9 +109,6 @@ def evaluate(
     }
     results["metrics"].pop("held_back")
     results["bootstrap"] |= results.pop("intervals")
-    grouped = [column.groups(column_of(split, column.name, held.card.site)) for column in columns]
-    places = [(place, len(names)) for names, place in grouped]
-    kept = held_back(split, places, min_count, one_label=kind.one_label, told=True)
     far = [] if masks is None else _few_distances(masks, persons_of(split), places, min_count)
     results["groups"] = {
         column.name: _groups(judged, held, scored, masks, names, place, hidden, far)

@@ -240,6 +240,13 @@ def test_a_group_of_volumes_without_a_lesion_has_no_dice_and_no_interval(tmp_pat
     assert "control" in (tmp_path / "out" / "evaluation.html").read_text(encoding="utf-8")
 
 
+def test_groups_that_cannot_be_made_are_refused_before_the_model_is_asked(tmp_path, monkeypatch):
+    package, folder = multilabel(tmp_path, site=[f"s{n}" for n in range(24)])
+    monkeypatch.setattr("fedmend.learning.networks.Network.forward", lambda *given: pytest.fail("asked"))
+    with refused("subgroups: expected at most 20 groups of site, got 24; give bands of numbers, such as site:40,60"):
+        package.evaluate(folder, by=["site"])
+
+
 def test_what_does_not_fit_is_one_sentence(tmp_path):
     package, folder = multilabel(tmp_path, sex=["F"] * 24)
     with refused("site-1: site.json, field splits: expected 'val', got ['test', 'train']"):
