@@ -107,19 +107,21 @@ def _compare(args: argparse.Namespace) -> None:
         read_tables(job).table(table)
     each = len(read_tables(job).detection.rows) if table == DETECTION else 1
     args.shares = shares(args.budget, each * max(len(levels), 1))
+    args.failed = {}
     if table == DETECTION:
-        say(*_detection(args, job, out, levels).split("\n"), f"written to {out}")
-        return
-    if not levels:
+        text = _detection(args, job, out, levels)
+    elif not levels:
         _, text = _one(args, job, out, table, None)
-        say(*text.split("\n"), f"written to {out}")
-        return
-    found = {}
-    for level in levels:
-        say(f"{level.title}:")
-        found[level.title], _ = _one(args, job, out / level.folder, table, level)
-    text = write_level_table(LevelTable(job.resolve().name, found), out)
+    else:
+        found = {}
+        for level in levels:
+            say(f"{level.title}:")
+            found[level.title], _ = _one(args, job, out / level.folder, table, level)
+        text = write_level_table(LevelTable(job.resolve().name, found), out)
     say(*text.split("\n"), f"written to {out}")
+    if args.failed:
+        reasons = "; ".join(f"{row}, {why}" for row, why in args.failed.items())
+        raise FedMendError(f"--rows: expected runs that end, the tables lack rows that failed: {reasons}")
 
 
 def _levels(args: argparse.Namespace, job: Path) -> list["Level"]:
@@ -177,9 +179,12 @@ def _runs(args: argparse.Namespace, comparison: "Comparison", out: Path, *, tabl
 
     comparison = on_data(comparison, args.data) if args.data else comparison
     comparison, without, how = _plan(args, comparison, table=table)
+    failed: dict[str, str] = {}
     try:
-        bar, show = Bar() if sys.stderr.isatty() else None, say
-        return compare(comparison, out, cluster=args.cluster, show=show, progress=bar, **how), comparison, without
+        how |= {"show": say, "progress": Bar() if sys.stderr.isatty() else None, "failed": failed}
+        folders = compare(comparison, out, cluster=args.cluster, **how)
+        args.failed |= failed
+        return folders, comparison, without | failed
     except KeyboardInterrupt:
         say("stopped; complete runs are kept, and the same command goes on", file=sys.stderr)
         raise

@@ -169,6 +169,7 @@ def compare(
     processes: int = 1,
     cluster: str = "",
     budget: Budget | None = None,
+    failed: dict[str, str] | None = None,
     show: Callable[[str], None] = print,
     progress: Lines | None = None,
 ) -> dict[str, list[Path]]:
@@ -180,12 +181,14 @@ def compare(
         processes: runs at the same time.
         cluster: address of a Dask scheduler, whose workers make the runs; "": this machine does.
         budget: time for this call.
+        failed: gets row → why for each row but the job's own of which a run fails; no more runs of such a row are made,
+            and the others go on. None: the first run that fails ends the call.
         show: gets a line after each run.
         progress: takes its place.
 
     Returns:
-        row → run folders, one per seed; first the job's own row. Seeds that the budget has left incomplete are not
-        among them.
+        row → run folders, one per seed; first the job's own row. Rows that failed and seeds that the budget has left
+        incomplete are not among them.
 
     Raises:
         FedMendError: a row that the job cannot be given, a run in ``out`` with other settings, of another version or at
@@ -201,7 +204,8 @@ def compare(
             raise FedMendError("--out: expected no other comparison at work in it, there is one")
         todo = {case: content for case, content in wanted.items() if not _is_done(case, content)}
         with connected(cluster, out) if cluster else _pool(processes) as (pool, width):
-            left = _make(found, todo, pool, width, budget, progress)
+            left = _make(found, todo, pool, width, budget, progress, failed)
+    found = [case for case in found if case.row not in (failed or ())]
     whole = _whole(found, excepting=left)
     if not whole:
         raise FedMendError("--budget: expected time for all rows of one seed, it ran out; complete runs are kept")
@@ -210,7 +214,13 @@ def compare(
 
 
 def _make(
-    found: Sequence[Case], todo: Mapping[Case, str], pool: Executor, width: int, budget: Budget, progress: Lines
+    found: Sequence[Case],
+    todo: Mapping[Case, str],
+    pool: Executor,
+    width: int,
+    budget: Budget,
+    progress: Lines,
+    failed: dict[str, str] | None,
 ) -> set[Case]:
     """Makes the runs that are to do, and returns those for which there was no time."""
     for case in found:
@@ -222,8 +232,17 @@ def _make(
     left = set(todo)
     progress.begin(len(found), len(found) - len(todo))
     try:
-        for case, cost in _run_all(todo, pool, width, budget):
-            left.remove(case)
+        for case, task in _run_all(todo, left, pool, width, budget):
+            try:
+                cost = task.result()
+            except FedMendError as e:
+                if failed is None or case.row == found[0].row:
+                    raise
+                failed.setdefault(case.row, str(e).removeprefix(f"{case.row}, "))
+                left -= {one for one in left if one.row == case.row}
+                progress.fail(str(e))
+                continue
+            left.discard(case)
             budget.note(case.row, cost["seconds"])
             progress.advance(case.name, len(left), budget.together([c.row for c in left], width))
     finally:
@@ -276,19 +295,21 @@ class _Here(Executor):
         return task
 
 
-def _run_all(todo: Mapping[Case, str], pool: Executor, width: int, budget: Budget) -> Iterator[tuple[Case, dict]]:
-    """The cases as they become complete, in time, with what they cost."""
+def _run_all(
+    todo: Mapping[Case, str], left: Container[Case], pool: Executor, width: int, budget: Budget
+) -> Iterator[tuple[Case, Future]]:
+    """The cases as their runs end, those that are begun in time and while they are ``left``."""
     waiting = deque(todo)
     running: dict[Future, Case] = {}
     while True:
+        waiting = deque(case for case in waiting if case in left)
         while waiting and len(running) < width and budget.fits(waiting[0].row):
             case = waiting.popleft()
             running[pool.submit(_run, case, todo[case])] = case
         if not running:
             return
         for task in wait(running, return_when=FIRST_COMPLETED).done:
-            case = running.pop(task)
-            yield case, task.result()
+            yield running.pop(task), task
 
 
 def _run(case: Case, content: str) -> dict:

@@ -32,6 +32,10 @@ class Lines:
         rest = f", about {duration(left)} left" if left >= WORTH_SAYING else ""
         self._show(f"{run}: done, {togo} runs to go{rest}")
 
+    def fail(self, why: str) -> None:
+        """A run has failed, and no more runs of its row are made; ``why`` names it."""
+        self._show(why)
+
     def end(self) -> None:
         """No run follows."""
         return

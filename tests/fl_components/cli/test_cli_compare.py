@@ -26,7 +26,8 @@ def seen(monkeypatch):
 
     def compare(comparison, out, **how):
         found.comparison, found.out, found.how = comparison, out, how
-        return {row: [row] for row in ("own", *comparison.rows)}
+        how["failed"].update(found.failed)
+        return {row: [row] for row in ("own", *comparison.rows) if row not in found.failed}
 
     def paper_table(comparison, runs, without, out, wanted):
         found.table = runs, without, wanted.metric
@@ -44,7 +45,7 @@ def seen(monkeypatch):
         found.federations, found.primary = federations, primary
         return "two tables"
 
-    found = Namespace(without={}, shown=[])
+    found = Namespace(without={}, failed={}, shown=[])
     monkeypatch.setattr("fl_components.compare.trial.try_rows", try_rows)
     monkeypatch.setattr("fl_components.compare.trial.estimates", lambda trials: {"own": 7.0})
     monkeypatch.setattr("fl_components.compare.trial.fitting_processes", lambda trials: 5)
@@ -77,6 +78,21 @@ def test_a_problem_is_the_table_of_its_main_job_in_a_folder_of_its_name(seen, ca
     assert seen.table[1:] == ({"fedavg_pl": "expected x"}, "f1")
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["fedavg_pl: left out: expected x", "the table", f"written to {Path('runs/missing-classes')}"]
+
+
+@pytest.mark.parametrize("table", [[], ["--table"]])
+def test_tables_are_written_without_a_row_that_failed_which_ends_the_command(seen, tmp_path, capsys, table):
+    seen.failed = {"fedavg": "seed 1: expected a finite loss"}
+    words = ["compare", JOBS / "fedmlp_ich", *table, "--rows", "fedavg,fedavg_pl", "--out", tmp_path]
+    assert call(*words) == 1
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[-1] == f"written to {tmp_path}"
+    assert shown.err == (
+        "fedmend: --rows: expected runs that end, the tables lack rows that failed:"
+        " fedavg, seed 1: expected a finite loss\n"
+    )
+    if table:
+        assert ([*seen.table[0]], seen.table[1]) == (["own", "fedavg_pl"], seen.failed)
 
 
 def test_rows_that_a_person_names_take_the_place_of_the_tables_and_must_all_learn(seen, tmp_path):

@@ -107,6 +107,23 @@ def test_complete_runs_are_not_made_again_and_failed_ones_are(job, tmp_path, ran
     assert folders["big"][1] == tmp_path / "out" / "big" / "seed-1" / "server" / "simulate_job" / "fedmend"
 
 
+def test_a_row_that_fails_is_left_out_and_the_others_go_on(job, tmp_path, ran):
+    ran.fail("plain", 0)
+    failed, lines = {}, []
+    asked = Comparison(job, ["plain", "big"], [0, 1])
+    folders = compare(asked, tmp_path, failed=failed, show=lines.append)
+    assert ran.made == [("own", 0), ("plain", 0), ("big", 0), ("own", 1), ("big", 1)]
+    assert {row: len(found) for row, found in folders.items()} == {"own": 2, "big": 2}
+    assert failed == {"plain": "seed 0: run: expected a complete run"}
+    assert lines[1:3] == ["plain, seed 0: run: expected a complete run", "big, seed 0: done, 2 runs to go"]
+
+
+def test_a_comparison_ends_where_the_row_of_the_job_fails(job, tmp_path, ran):
+    ran.fail("own", 0)
+    with refused("own, seed 0: run: expected a complete run"):
+        compare(Comparison(job, ["plain"], [0]), tmp_path, failed={})
+
+
 def test_a_run_that_ends_after_another_has_failed_is_kept(job, tmp_path, monkeypatch):
     def run_local(job, workspace, changes, **given):
         if workspace.parent.name == "own":
