@@ -135,8 +135,8 @@ def labels_of(
     rows, single, named = list(rows), "label" in header, bool(classes)
     columns, classes = _classes_in(header, rows, classes, file)
     others = [name for name in header if name in _OTHER]
-    if left := len(header) - len(others) - len(columns):
-        say(f"{left} other columns are left out")
+    if left := [name or "one without a name" for name in header if name not in {*others, *columns}]:
+        say_left_out(left, say)
     cells = Cells(classes if single else None, uncertain)
 
     def shown(number: int, record: dict) -> dict:
@@ -161,6 +161,13 @@ def labels_of(
     for line in notes.values():
         say(line)
     return Labelled(kind, table, notes)
+
+
+def say_left_out(columns: Sequence[str], say: Say) -> None:
+    """Names columns that are left out, and what follows where one of them seems to hold splits."""
+    say(f"columns that are left out: {', '.join(columns)[:200]}")
+    if any(loose(name) == "split" for name in columns):
+        say("splits are drawn anew, whatever the column split says; of splits of your own, write a table each")
 
 
 def label_names(cells: Iterable[str], file: str) -> list[str]:

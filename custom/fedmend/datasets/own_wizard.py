@@ -177,7 +177,7 @@ class Wizard:
         answer = self._answer("classes", "All classes of the federation, comma-separated", class_words(found), why)
         classes = class_names(answer)
         if left := _left_out(header, classes, labels.name):
-            self._say(f"columns that are left out: {', '.join(left)[:200]}")
+            own_csv.say_left_out(left, self._say)
         return columns, classes, header, rows
 
     def _uncertain(self, header: Sequence[str], rows: Sequence[tuple[int, dict]], classes: Sequence[str]) -> str | None:

@@ -148,7 +148,16 @@ def test_columns_of_other_names_are_named_and_other_columns_left_out(table, tmp_
     assert card.classes == ("c", "a", "b")
     assert tables["train"].annotated.tolist() == [False, True, True]
     assert rows_of(tables) == {image: (-1, *labels) for image, labels in EXPECTED.items()}
-    assert "1 other columns are left out" in told
+    assert "columns that are left out: Alter" in told
+
+
+def test_a_column_of_splits_is_said_not_to_be_followed(table, tmp_path):
+    source, told = table("image,patient,Split,a,b", "{i}.png,{p},test,{a},{b}"), []
+    prepared(source, tmp_path / "out", classes=("a", "b"), progress=told.append)
+    assert told[:2] == [
+        "columns that are left out: Split",
+        "splits are drawn anew, whatever the column split says; of splits of your own, write a table each",
+    ]
 
 
 @pytest.mark.parametrize(("given", "classes"), [((), ("x", "y", "z")), (("z", "w", "y", "x"),) * 2])

@@ -133,7 +133,7 @@ def test_a_hint_names_the_classes_only_where_they_were_not_named():
 def test_a_column_is_known_by_its_class_in_another_writing():
     (_, table, _), said = labelled(["image", "Edema", "Age"], [("a.png", "1", "60")], ("edema", "mass"))
     assert (table.labels.tolist(), table.annotated.tolist()) == ([[1, -1]], [True, False])
-    assert said == ["1 other columns are left out"]
+    assert said == ["columns that are left out: Age"]
 
 
 @pytest.mark.parametrize("classes", [(), ("edema",), ("EDEMA",)])
