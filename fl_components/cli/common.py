@@ -37,7 +37,7 @@ def job_arguments(
     )
     words = "override settings of the job"
     parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="NAME=VALUE", help=words)
-    parser.add_argument("--sites", type=count, default=0, help="number of sites (default: as the job says)")
+    parser.add_argument("--sites", type=positive, default=0, help="number of sites (default: as the job says)")
 
 
 def job_changes(args: argparse.Namespace, **more: object) -> "Changes":

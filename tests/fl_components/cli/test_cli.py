@@ -12,6 +12,7 @@ SEEDS = "expected different whole numbers like 0,1,2 or 0-2"
     ("words", "message"),
     [
         ("simulate jobs/x --seeds a", f"argument --seeds: {SEEDS}, got 'a'"),
+        ("configure jobs/x out --sites 0", "argument --sites: expected a whole number from 1 on, got '0'"),
         (
             "simulate jobs/x --seeds 0,",
             "argument --seeds: expected different whole numbers like 0,1,2 or 0-2, got '0,'",
