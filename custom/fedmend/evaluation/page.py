@@ -50,7 +50,8 @@ def _whole(results: Mapping[str, Any]) -> Section:
         for name, value in metrics["macro"].items()
     ]
     head = ["Metric", "Value", "95 % interval, images drawn again", f"{of} drawn again"]
-    means = table("Means over the classes that could be measured", head, rows)
+    raw = "; ECE of probabilities before they are calibrated" * results["calibrated"]
+    means = table(f"Means over the classes that could be measured{raw}", head, rows)
     counted = [key for key in ("positives", "negatives") if key in metrics]
     names = [name for name, values in metrics["per_class"].items() if isinstance(values, list)]
     with_interval = next((name for name in ("auc", "volume_dice") if name in again["per_class"]), "")
@@ -64,7 +65,8 @@ def _whole(results: Mapping[str, Any]) -> Section:
         ]
         for i, label in enumerate(results["classes"])
     ]
-    return section("model", f"The model on the {results['split']} split", means, table("Class by class", head, rows))
+    by_class = table(f"Class by class{raw}", head, rows)
+    return section("model", f"The model on the {results['split']} split", means, by_class)
 
 
 def _decisions(results: Mapping[str, Any]) -> Section:

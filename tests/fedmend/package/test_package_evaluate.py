@@ -114,6 +114,9 @@ def test_a_threshold_that_no_validation_split_has_chosen_is_not_a_number_on_the_
     assert page.count("n/a: 7 positives, 10 needed") == page.count("n/a: 0 negatives, 10 needed") == 1
     assert "; where a threshold is n/a, at 0.5" in page
     assert f"but as the network gives them for {CLASSES[1]}, {CLASSES[2]}" in page
+    raw, divided = found.results["metrics"]["per_class"]["ece"][0], found.results["calibration"][0]["ece"]
+    assert abs(raw - divided) > 1e-3
+    assert "; ECE of probabilities before they are calibrated" in page
 
 
 def test_a_class_that_the_split_does_not_label_has_no_number_and_the_others_have_theirs(tmp_path):
