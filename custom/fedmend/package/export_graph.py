@@ -40,9 +40,9 @@ def write_torch(package: OpenedPackage, out: Path) -> None:
         out: a new file, ``.pt2``.
 
     Raises:
-        FedMendError: the file is there, or the network cannot be exported.
+        FedMendError: the network cannot be exported.
     """
-    _check(out, ".pt2")
+    make_folder(out.parent)
     program = _program(package)
     with write_atomically(out) as temporary, _quiet():
         content = io.BytesIO()  # writing to a file, PyTorch ends the process where the disk is full
@@ -59,7 +59,7 @@ def write_onnx(package: OpenedPackage, out: Path) -> None:
         out: a new file, ``.onnx``.
 
     Raises:
-        FedMendError: the file is there, a package is missing, or the network cannot be exported.
+        FedMendError: a package is missing, or the network cannot be exported.
     """
     try:
         import onnx
@@ -68,7 +68,7 @@ def write_onnx(package: OpenedPackage, out: Path) -> None:
     except ImportError as e:
         raise FedMendError(f"export: {not_installed(str(e.name), 'onnx')}") from None
 
-    _check(out, ".onnx")
+    make_folder(out.parent)
     program = _program(package)
     with write_atomically(out) as temporary, _quiet():
         made = torch.onnx.export(
@@ -92,14 +92,6 @@ def _without_places(model: Any) -> None:
         part.ClearField("doc_string")
     for tensor in (*model.graph.input, *model.graph.output):
         tensor.type.tensor_type.shape.dim[0].dim_param = "batch"
-
-
-def _check(out: Path, suffix: str) -> None:
-    if out.suffix != suffix:
-        raise FedMendError(f"export: expected the name of a file that ends with {suffix}, got {out.name!r:.80}")
-    if out.exists():
-        raise FedMendError(f"export: expected the name of a new file, {out} is there")
-    make_folder(out.parent)
 
 
 @torch.no_grad()

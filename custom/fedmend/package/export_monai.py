@@ -41,11 +41,9 @@ def write_bundle(package: OpenedPackage, out: Path) -> None:
         out: a new folder.
 
     Raises:
-        FedMendError: the folder is there, MONAI cannot do what the package needs, or it would take a name or another
+        FedMendError: MONAI cannot do what the package needs, or it would take a name or another
             text of the package for code.
     """
-    if out.exists():
-        raise FedMendError(f"export: expected the name of a new folder, {out} is there")
     network, about = package.info["network"]["name"], metadata(package)
     _check_texts(about, f"package {package.folder.name}")
     content = {

@@ -87,17 +87,23 @@ class Package(OpenedPackage):
         from fedmend.package.export_graph import write_onnx, write_torch
         from fedmend.package.export_monai import write_bundle
 
-        forms = ((write_bundle, monai), (write_onnx, onnx), (write_torch, torch))
-        asked = [(write, Path(out)) for write, out in forms if out is not None]
+        forms = ((write_bundle, monai, ""), (write_onnx, onnx, ".onnx"), (write_torch, torch, ".pt2"))
+        asked = [(write, Path(out), suffix) for write, out, suffix in forms if out is not None]
         if not asked:
             raise FedMendError("export: expected one of --monai, --onnx and --torch with a place to write to, got none")
         if self.preprocessing.spacing:
             raise FedMendError("export: expected a model of slices, got one of volumes")
         if self.preprocessing.study_slices:
             raise FedMendError("export: expected a model of images, got one of whole studies")
-        for write, out in asked:
+        for _, out, suffix in asked:  # all, before the first is written
+            if suffix and out.suffix != suffix:
+                raise FedMendError(f"export: expected the name of a file that ends with {suffix}, got {out.name!r:.80}")
+            if out.exists():
+                what = "file" if suffix else "folder"
+                raise FedMendError(f"export: expected the name of a new {what}, {out} is there")
+        for write, out, _ in asked:
             write(self, out)
-        return [out for _, out in asked]
+        return [out for _, out, _ in asked]
 
     def evaluate(
         self,

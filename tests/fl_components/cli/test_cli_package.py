@@ -48,6 +48,9 @@ def test_predictions_of_all_images_end_with_0_of_some_with_3_and_of_none_with_1(
 
 def test_a_package_is_exported_once(package, tmp_path, capsys):
     words = ["export", str(package), "--monai", str(tmp_path / "bundle")]
+    assert main([*words, "--onnx", str(tmp_path / "model.txt")]) == 1
+    assert "expected the name of a file that ends with .onnx, got 'model.txt'" in capsys.readouterr().err
+    assert not (tmp_path / "bundle").exists()
     assert main(words) == 0
     assert f"written: {tmp_path / 'bundle'}" in capsys.readouterr().out
     assert main(words) == 1
