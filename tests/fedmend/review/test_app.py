@@ -255,6 +255,7 @@ def test_the_slices_of_a_study_can_be_walked_from_its_middle(tmp_path):
     browser = Browser(desk)
     page = browser.get("/item/1/1").text
     assert 'data-neighbours="[3, 4]" data-place="1"' in page
+    assert re.findall(r'src="/picture/(\d+)\.png"', page) == ["4"]  # not that of another study
     pictures = [browser.get(f"/picture/{number}.png") for number in range(6)]
     assert [picture.status_code for picture in pictures] == [200] * 5 + [404]
     seen = [np.asarray(Image.open(BytesIO(picture.content)))[0, 0, 0] for picture in pictures[:5]]
