@@ -103,6 +103,12 @@ def enter(browser, server):
     until(browser, lambda: "/queue" in browser.current_url)
 
 
+def open_first(browser, server):
+    enter(browser, server)
+    browser.find_element(By.ID, "start").click()
+    until(browser, lambda: "/item/" in browser.current_url)
+
+
 def until(browser, holds):
     WebDriverWait(browser, 20).until(lambda _: holds())
 
@@ -123,9 +129,7 @@ def judge_by_key(browser, key):
 
 
 def test_twenty_repairs_by_keyboard_a_window_by_drag_and_on_after_the_server_was_killed(run, browser, server):
-    enter(browser, server)
-    browser.find_element(By.ID, "start").click()
-    until(browser, lambda: "/item/" in browser.current_url)
+    open_first(browser, server)
     until(browser, lambda: image_size(browser) == [64, True])
     assert browser.find_element(By.ID, "place").text.endswith(" of 8")
 
@@ -160,9 +164,7 @@ def test_twenty_repairs_by_keyboard_a_window_by_drag_and_on_after_the_server_was
 
 
 def test_a_note_and_taking_back(run, browser, server):
-    enter(browser, server)
-    browser.find_element(By.ID, "start").click()
-    until(browser, lambda: "/item/" in browser.current_url)
+    open_first(browser, server)
     here = browser.current_url
     press(browser, "n")
     browser.switch_to.active_element.send_keys("rare, and a key in a note")
@@ -177,10 +179,27 @@ def test_a_note_and_taking_back(run, browser, server):
     assert [v.word for v in Desk(run).ledger.verdicts()] == ["reject", "withdraw"]
 
 
+def test_neither_a_held_key_nor_a_double_click_judges_a_label_that_nobody_has_seen(browser, server):
+    def judged():
+        return int(browser.find_element(By.TAG_NAME, "progress").get_attribute("value"))
+
+    open_first(browser, server)
+    here = browser.current_url
+    button = browser.find_element(By.CSS_SELECTOR, "[data-key=a]")
+    ActionChains(browser, duration=0).move_to_element(button).click().pause(0.3).click().perform()
+    until(browser, lambda: browser.current_url != here)
+    assert judged() == 1
+    if hasattr(browser, "execute_cdp_cmd"):  # Firefox's driver holds no key
+        for repeat in (False, True, True):
+            held = {"type": "keyDown", "key": "a", "text": "a", "autoRepeat": repeat}
+            browser.execute_cdp_cmd("Input.dispatchKeyEvent", held)
+            until(browser, lambda: judged() > 1)
+        browser.refresh()
+        assert judged() == 2
+
+
 def test_at_125_percent_nothing_is_cut_off_and_every_control_has_a_name(browser, server):
-    enter(browser, server)
-    browser.find_element(By.ID, "start").click()
-    until(browser, lambda: "/item/" in browser.current_url)
+    open_first(browser, server)
     browser.execute_script("document.documentElement.style.fontSize = '125%'")
     assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
     for control in browser.find_elements(By.CSS_SELECTOR, "main button, main select, main textarea, main a"):

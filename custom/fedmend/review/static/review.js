@@ -14,6 +14,7 @@ document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") event.target.blur();
     return;
   }
+  if (event.repeat && !event.key.startsWith("Arrow")) return; // a key that is held judges and leaves one label
   const button = document.querySelector(`#judge button[data-key="${CSS.escape(event.key)}"]`);
   const links = { j: "skip", q: "queue" };
   if (button) button.click();
@@ -37,7 +38,10 @@ function showMap() {
   map.hidden = words.hidden;
 }
 
-// A verdict is sent once, however often a key is pressed.
+// A verdict is sent once, however often a key is pressed; the second click of a double one is not for the next label.
+document.getElementById("judge").addEventListener("click", (event) => {
+  if (event.detail > 1) event.preventDefault();
+});
 document.getElementById("judge").addEventListener("submit", (event) => {
   if (event.target.dataset.sent) event.preventDefault();
   event.target.dataset.sent = "yes";
