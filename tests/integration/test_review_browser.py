@@ -179,6 +179,17 @@ def test_a_note_and_taking_back(run, browser, server):
     assert [v.word for v in Desk(run).ledger.verdicts()] == ["reject", "withdraw"]
 
 
+def test_the_page_behind_the_back_button_knows_of_the_verdict_and_takes_it_back(run, browser, server):
+    open_first(browser, server)
+    here = browser.current_url
+    judge_by_key(browser, "a")
+    browser.back()
+    until(browser, lambda: browser.current_url == here and browser.find_elements(By.ID, "verdict"))
+    press(browser, "z")
+    until(browser, lambda: not browser.find_elements(By.ID, "verdict"))
+    assert [v.word for v in Desk(run).ledger.verdicts()] == ["accept", "withdraw"]
+
+
 def test_neither_a_held_key_nor_a_double_click_judges_a_label_that_nobody_has_seen(browser, server):
     def judged():
         return int(browser.find_element(By.TAG_NAME, "progress").get_attribute("value"))
