@@ -256,6 +256,8 @@ class Pages:
         try:
             if form.get("shown", item.shown) != item.shown:
                 raise JudgedMeanwhile("verdict: expected a label as it was shown, it was repaired anew; look again")
+            if form.get("reviewer", self._reviewer) != self._reviewer:
+                raise JudgedMeanwhile("verdict: expected the initials that the page shows, got others; look again")
             if word == "back":
                 self._desk.take_back(item, reviewer=self._reviewer, seen=seen)
             else:

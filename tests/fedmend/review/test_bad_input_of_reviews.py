@@ -67,6 +67,14 @@ def repaired_anew(browser):
     return answer
 
 
+def other_initials(browser):
+    shown = re.search('name="reviewer" value="(.*?)"', browser.get("/item/0/1").text)[1]
+    browser.post("/hello", reviewer="CD")
+    answer = browser.judge(0, ACCEPT, reviewer=shown)
+    assert browser.desk.ledger.verdicts() == []
+    return answer
+
+
 def taken_back(browser):
     browser.desk.ledger.undo()
     return browser.judge(0, ACCEPT)
@@ -116,6 +124,7 @@ ON_THE_PAGE = {
     "a rule repairs a label anew after it was shown": repaired_anew,
     "a label that nothing repaired, or whose repair was taken back meanwhile": taken_back,
     "two people judge the same label": two_people,
+    "another reader gives initials in a second tab": other_initials,
     "another word": lambda b: b.judge(0, "perhaps"),
     "another label that the job does not have": lambda b: b.judge(0, "relabel", value="7"),
     "an own label is rejected": lambda b: b.post("/judge/0/0", word=REJECT, seen=""),
