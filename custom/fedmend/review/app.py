@@ -35,7 +35,6 @@ from fedmend.review.maps import Maps
 from fedmend.review.shown import Shown
 
 HERE = Path(__file__).parent
-COOKIE = "fedmend_review"
 PAGE = 50  # items on a page of the queue
 LARGEST_FORM = 20_000  # bytes
 LONGEST_PATH = 200  # characters; a number in it has fewer digits than Python refuses to read
@@ -47,6 +46,15 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+
+
+def _cookie_name(request: Request) -> str:
+    """Browsers send a cookie to all ports of a host: the pages of two reviews need two."""
+    return f"fedmend_review_{request.url.port}"
+
+
+def _cookie(request: Request) -> str:
+    return request.cookies.get(_cookie_name(request), "")
 
 
 class Session:
@@ -106,7 +114,7 @@ class Guard:
             return PlainTextResponse("expected GET or POST", 405)
         if request.method == "POST" and request.headers.get("origin", "") != f"http://{host}":
             return PlainTextResponse("expected a form of this page, got one from another origin", 403)
-        if request.scope["path"] != "/" and not self._session.is_mine(request.cookies.get(COOKIE, "")):
+        if request.scope["path"] != "/" and not self._session.is_mine(_cookie(request)):
             return PlainTextResponse("expected the browser that opened the link; start fedmend review again", 403)
         return None
 
@@ -161,11 +169,11 @@ class Pages:
         """Takes the token once, and leaves the cookie."""
         token = request.query_params.get("token", "")
         cookie = self._session.open(token) if token else None
-        if cookie is None and not self._session.is_mine(request.cookies.get(COOKIE, "")):
+        if cookie is None and not self._session.is_mine(_cookie(request)):
             return PlainTextResponse("expected the link that fedmend review printed, which opens one browser once", 403)
         answer = RedirectResponse("/queue" if self._reviewer else "/hello", 303)
         if cookie:
-            answer.set_cookie(COOKIE, cookie, httponly=True, samesite="strict")
+            answer.set_cookie(_cookie_name(request), cookie, httponly=True, samesite="strict")
         return answer
 
     async def hello(self, request: Request) -> Response:

@@ -203,6 +203,7 @@ def test_the_cookie_is_for_this_page_alone(tmp_path):
     cookie = browser.get(f"/?token={browser.token}").headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
+    assert cookie.startswith("fedmend_review_5000=")  # not that of a review at another port
 
 
 @pytest.mark.parametrize(
