@@ -190,6 +190,13 @@ def test_the_page_behind_the_back_button_knows_of_the_verdict_and_takes_it_back(
     assert [v.word for v in Desk(run).ledger.verdicts()] == ["accept", "withdraw"]
 
 
+def test_the_link_can_be_clicked_in_a_page_of_another_server(tmp_path, browser, server):
+    (tmp_path / "notebook.html").write_text(f'<a id="link" href="{server.link[0]}">review</a>')
+    browser.get((tmp_path / "notebook.html").as_uri())
+    browser.find_element(By.ID, "link").click()
+    until(browser, lambda: browser.find_elements(By.ID, "reviewer"))
+
+
 def test_neither_a_held_key_nor_a_double_click_judges_a_label_that_nobody_has_seen(browser, server):
     def judged():
         return int(browser.find_element(By.TAG_NAME, "progress").get_attribute("value"))

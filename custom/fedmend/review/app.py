@@ -22,7 +22,7 @@ from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
@@ -38,6 +38,8 @@ HERE = Path(__file__).parent
 PAGE = 50  # items on a page of the queue
 LARGEST_FORM = 20_000  # bytes
 LONGEST_PATH = 200  # characters; a number in it has fewer digits than Python refuses to read
+# A redirection would count as a step of the page where the link was clicked, from which browsers send no strict cookie.
+GO_ON = '<!doctype html><title>Review</title><meta http-equiv="refresh" content="0; url={0}"><a href="{0}">Go on</a>'
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self';"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -171,9 +173,11 @@ class Pages:
         cookie = self._session.open(token) if token else None
         if cookie is None and not self._session.is_mine(_cookie(request)):
             return PlainTextResponse("expected the link that fedmend review printed, which opens one browser once", 403)
-        answer = RedirectResponse("/queue" if self._reviewer else "/hello", 303)
-        if cookie:
-            answer.set_cookie(_cookie_name(request), cookie, httponly=True, samesite="strict")
+        where = "/queue" if self._reviewer else "/hello"
+        if cookie is None:
+            return RedirectResponse(where, 303)
+        answer = HTMLResponse(GO_ON.format(where))
+        answer.set_cookie(_cookie_name(request), cookie, httponly=True, samesite="strict")
         return answer
 
     async def hello(self, request: Request) -> Response:

@@ -189,7 +189,8 @@ def test_the_link_opens_one_browser_once(tmp_path):
     browser = Browser(make_desk(tmp_path, *TAGS), enter=False)
     assert browser.get("/queue").status_code == 403
     assert browser.get("/?token=wrong").status_code == 403
-    assert browser.get(f"/?token={browser.token}").status_code == 303
+    assert browser.get(f"/?token={browser.token}").status_code == 200
+    assert browser.get("/").headers["location"] == "/hello"
     assert browser.get("/hello").status_code == 200
     browser.client.cookies.clear()
     answer = browser.get(f"/?token={browser.token}")
