@@ -219,6 +219,7 @@ def test_neither_a_held_key_nor_a_double_click_judges_a_label_that_nobody_has_se
 def test_at_125_percent_nothing_is_cut_off_and_every_control_has_a_name(browser, server):
     open_first(browser, server)
     browser.execute_script("document.documentElement.style.fontSize = '125%'")
+    browser.execute_script("document.querySelector('h1').textContent = 'W'.repeat(120)")
     assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
     for control in browser.find_elements(By.CSS_SELECTOR, "main button, main select, main textarea, main a"):
         assert control.accessible_name

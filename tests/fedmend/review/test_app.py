@@ -247,6 +247,22 @@ def test_nothing_is_kept_by_the_browser_or_loaded_from_elsewhere(browser):
         assert not re.search(r"(src|href)=[\"'](https?:)?//", answer.text if "image" not in path else "")
 
 
+def test_words_stand_out_from_the_page_by_day_and_by_night(browser):
+    def light(word):
+        parts = [int(pair, 16) / 255 for pair in re.findall("..", word if len(word) == 6 else word[0] * 6)]
+        return np.dot(
+            [0.2126, 0.7152, 0.0722], [p / 12.92 if p <= 0.04 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        )
+
+    style = browser.get("/static/review.css").text
+    schemes = [dict(re.findall(r"--(\w+):#(\w+)", rule)) for rule in re.findall(r":root{([^}]*)}", style)]
+    assert len(schemes) == 2
+    for colours in schemes:
+        for word in re.findall(r"[;{]color:var\(--(\w+)\)", style):
+            lights = sorted([light(colours[word]), light(colours["paper"])])
+            assert (lights[1] + 0.05) / (lights[0] + 0.05) >= 4.5, word  # of WCAG, level AA
+
+
 def test_other_methods_are_refused(browser):
     assert browser.client.request("DELETE", "/item/0/1").status_code == 405
 
