@@ -197,6 +197,16 @@ def test_the_link_can_be_clicked_in_a_page_of_another_server(tmp_path, browser, 
     until(browser, lambda: browser.find_elements(By.ID, "reviewer"))
 
 
+def test_the_map_comes_with_the_image_of_the_label_and_not_over_its_neighbour(browser, server):
+    open_first(browser, server)
+    own = browser.find_element(By.ID, "place").text
+    press(browser, Keys.ARROW_UP if own.startswith("8 ") else Keys.ARROW_DOWN)
+    until(browser, lambda: browser.find_element(By.ID, "place").text != own)
+    press(browser, "h")
+    until(browser, lambda: browser.find_element(By.ID, "map-words").is_displayed())
+    assert browser.find_element(By.ID, "place").text == own
+
+
 def test_neither_a_held_key_nor_a_double_click_judges_a_label_that_nobody_has_seen(browser, server):
     def judged():
         return int(browser.find_element(By.TAG_NAME, "progress").get_attribute("value"))

@@ -32,6 +32,7 @@ document.addEventListener("keydown", (event) => {
 function showMap() {
   const [map, words] = [document.getElementById("map"), document.getElementById("map-words")];
   if (!words) return;
+  if (words.hidden) window.home(); // the map is of the label's own image
   words.hidden = !words.hidden;
   if (!map) return;
   if (!map.src) map.src = map.dataset.src;
@@ -99,9 +100,11 @@ if (stack) {
   stack.addEventListener("pointerup", () => { start = null; });
   stack.addEventListener("pointercancel", () => { start = null; });
 
+  window.home = () => window.beside(Number(stack.dataset.place) - place);
   window.beside = (step) => {
     const next = place + step;
     if (next < 0 || next >= neighbours.length) return;
+    if (next === place) return;
     place = next;
     if (document.getElementById("map")) document.getElementById("map").hidden = document.getElementById("map-words").hidden = true;
     document.getElementById("place").textContent = `${place + 1} of ${neighbours.length}`;
