@@ -74,11 +74,11 @@ def enter(driver: "Chrome", link: str) -> str:
     """Opens the page; its address."""
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
-    from selenium.webdriver.support.expected_conditions import staleness_of
+    from selenium.webdriver.support.expected_conditions import presence_of_element_located, staleness_of
     from selenium.webdriver.support.ui import WebDriverWait
 
     driver.get(link)
-    field = driver.find_element(By.ID, "reviewer")
+    field = WebDriverWait(driver, 10).until(presence_of_element_located((By.ID, "reviewer")))
     field.send_keys("AB", Keys.ENTER)
     WebDriverWait(driver, 10).until(staleness_of(field))  # the queue that follows would replace a page opened at once
     return link.split("/?")[0]

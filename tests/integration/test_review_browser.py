@@ -99,6 +99,7 @@ def server(run):
 
 def enter(browser, server):
     browser.get(server.link[0])
+    until(browser, lambda: browser.find_elements(By.ID, "reviewer"))
     browser.find_element(By.ID, "reviewer").send_keys("AB", Keys.ENTER)
     until(browser, lambda: "/queue" in browser.current_url)
 
