@@ -63,7 +63,9 @@ def _read_picture(path: Path, color: bool) -> RawImage:
             return RawImage(as_picture(shown, color=color), notes=tuple(note for note, true in said.items() if true))
     except Image.DecompressionBombError:
         raise UnreadableImage(TOO_LARGE) from None
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, OverflowError) as e:
+    except UnreadableImage:
+        raise
+    except Exception as e:  # Pillow raises many types for a damaged file
         if isinstance(e, UnidentifiedImageError) and _is_dicom(path):
             raise UnreadableImage("expected a PNG or JPEG picture, as its name says, got a DICOM file") from None
         raise UnreadableImage(

@@ -1,5 +1,6 @@
 import gzip
 import os
+import struct
 
 import nibabel
 import numpy as np
@@ -242,6 +243,16 @@ def test_a_damaged_picture_is_refused(tmp_path, keep, error):
     write_png(tmp_path / "a.png")
     (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:keep])
     with unreadable(rf"expected a PNG or JPEG picture, got a corrupt or truncated file \({error}\)"):
+        read_image(tmp_path / "a.png", None)
+
+
+def test_a_picture_for_whose_damage_pillow_has_no_word_is_refused(tmp_path):
+    Image.fromarray(pixels(1)).save(tmp_path / "a.png", "TIFF")
+    content = (tmp_path / "a.png").read_bytes()
+    place = struct.pack("<HH", 273, 4)  # tag and type of StripOffsets, a number; type 2 is a text
+    assert place in content
+    (tmp_path / "a.png").write_bytes(content.replace(place, struct.pack("<HH", 273, 2)))
+    with unreadable(r"expected a PNG or JPEG picture, got a corrupt or truncated file \(TypeError\)"):
         read_image(tmp_path / "a.png", None)
 
 
