@@ -126,6 +126,8 @@ def open_nifti(path: Path) -> Any:
         raise UnreadableImage("expected a NIfTI file, got a corrupt or truncated one (too short for its header)")
     if count > MOST_VOXELS:
         raise UnreadableImage(f"expected a volume of at most {MOST_VOXELS} voxels, got more")
+    if not stored.offset and "header" not in image.file_map:  # nibabel would take the header for voxels
+        raise UnreadableImage("expected the voxels of a NIfTI file behind its header, got a vox_offset of 0")
     return image
 
 

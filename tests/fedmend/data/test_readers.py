@@ -399,6 +399,15 @@ def test_a_damaged_nifti_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["v.nii", "v.nii.gz"])
+def test_a_nifti_file_whose_voxels_would_begin_in_its_header_is_refused(tmp_path, name):
+    content = bytearray(write_nifti(tmp_path / "good.nii").read_bytes())
+    content[108:112] = struct.pack("<f", 0)  # vox_offset
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with unreadable("expected the voxels of a NIfTI file behind its header, got a vox_offset of 0"):
+        nifti_volume(tmp_path / name, 0)
+
+
+@pytest.mark.parametrize("name", ["v.nii", "v.nii.gz"])
 def test_a_nifti_file_that_cannot_hold_what_its_header_says_is_refused_before_memory_is_taken(tmp_path, name):
     header = nibabel.Nifti1Header()
     header.set_data_dtype(np.uint8)
