@@ -171,9 +171,30 @@ def voxels_of(image: Any) -> np.ndarray:
     """
     if image.get_data_dtype().kind not in "iufb":
         raise UnreadableImage("expected one real number a voxel, got colours or complex numbers")
-    voxels = np.asarray(image.dataobj, dtype=np.float32)
+    path = Path(image.file_map["image"].filename)
+    read = _read_packed if PACKED.get(path.suffix.lower()) == MOST_OF_A_BYTE else _read_stored
+    voxels = read(image.dataobj, path)
     while voxels.ndim > 3 and voxels.shape[-1] == 1:
         voxels = voxels[..., 0]
+    return voxels
+
+
+def _read_stored(stored: Any, path: Path) -> np.ndarray:
+    return np.asarray(stored, dtype=np.float32)
+
+
+def _read_packed(stored: Any, path: Path) -> np.ndarray:
+    """The voxels of a file that gzip has packed, read to its end, where the checksum stands: nibabel stops before it,
+    and of files with one wrong bit five in six gave other voxels without a word."""
+    from nibabel.arrayproxy import ArrayProxy
+    from nibabel.openers import ImageOpener
+
+    with ImageOpener(str(path)) as stream:
+        spec = (stored.shape, stored.dtype, stored.offset, stored.slope, stored.inter)
+        # An attempt to map what is packed would unpack it once more.
+        voxels = np.asarray(ArrayProxy(stream, spec, mmap=False), dtype=np.float32)
+        while stream.read(2**20):
+            pass
     return voxels
 
 

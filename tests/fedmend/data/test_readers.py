@@ -398,6 +398,18 @@ def test_a_damaged_nifti_file_is_refused(tmp_path):
         read_image(tmp_path / "v.nii.gz#0", BRAIN)
 
 
+def test_a_packed_volume_with_one_wrong_byte_is_refused_by_its_checksum(tmp_path):
+    write_nifti(tmp_path / "v.nii", np.zeros((64, 64, 16), np.uint8))  # more than is unpacked at once
+    content = (tmp_path / "v.nii").read_bytes()
+    packed = bytearray(gzip.compress(content, compresslevel=0))  # bytes as they are, so that any other one unpacks, too
+    (tmp_path / "v.nii.gz").write_bytes(packed)
+    assert not nifti_volume(tmp_path / "v.nii.gz", 0).any()
+    packed[packed.index(content[:100]) + 352] = 7  # the first voxel
+    (tmp_path / "v.nii.gz").write_bytes(packed)
+    with unreadable(r"expected a NIfTI file, got a corrupt or truncated one \(BadGzipFile\)"):
+        nifti_volume(tmp_path / "v.nii.gz", 1)
+
+
 @pytest.mark.parametrize("name", ["v.nii", "v.nii.gz"])
 def test_a_nifti_file_whose_voxels_would_begin_in_its_header_is_refused(tmp_path, name):
     content = bytearray(write_nifti(tmp_path / "good.nii").read_bytes())
