@@ -207,7 +207,21 @@ def _joined(
     if differ := len(named) - len(found):
         say(f"warning: {differ} of those left out have the {key} of a row, but another {columns}")
     need(found, f"{file}, column {columns}", f"that of the image whose {key} is in the row", "another in all rows")
+    unnamed = [image for image, _ in found if not any(KEYS[4] in row for row in others_of[meant[image.keys[key]]])]
+    _check_one_patient_each(unnamed, key, f"{file}, column {key}")
     return found
+
+
+def _check_one_patient_each(images: Iterable[DicomImage], key: str, where: str) -> None:
+    """Refuses labels of several patients whom no row names: archives that were put together repeat accession numbers,
+    and which of the patients is meant cannot be known."""
+    people: dict[str, set[str]] = {}
+    for image in images:
+        patient = image.keys[KEYS[4]]
+        people.setdefault(loose(image.keys[key]), set()).update(() if is_nobody(patient) else {loose(patient)})
+    several = sum(len(own) > 1 for own in people.values())
+    words = "images of one patient for each label (or rows that name their PatientID, too)"
+    need(not several, where, words, f"{several} that label several patients")
 
 
 def _agrees(image: DicomImage, others: Mapping[str, str]) -> bool:

@@ -241,6 +241,17 @@ def test_an_image_whose_header_contradicts_another_key_of_its_row_is_left_out(ex
         prepared(export, tmp_path / "none", "PatientID,AccessionNumber,a\nX1,A21,1\n")
 
 
+@pytest.mark.parametrize("key", ["AccessionNumber", "StudyInstanceUID", "SeriesInstanceUID"])
+def test_an_id_that_images_of_two_patients_have_gives_no_label_away(export, tmp_path, key):
+    place(export, "P3", patient=3, **{key: "1.2.9"})
+    place(export, "P4", patient=4, **{key: "1.2.9"})
+    words = "images of one patient for each label (or rows that name their PatientID, too)"
+    with refused(f"labels.csv, column {key}: expected {words}, got 1 that label several patients"):
+        prepared(export, tmp_path / "none", f"{key},a\n1.2.9,1\n")
+    _, found = prepared(export, tmp_path / "both", f"PatientID,{key},a\nMRN3,1.2.9,1\nMRN4,1.2.9,1\n")
+    assert {*found} == {"P3", "P4"}
+
+
 def test_rows_of_one_id_may_differ_in_columns_that_hold_no_labels(export, tmp_path):
     visits = "PatientID,date,seen,{}\nMRN1,2021-03-01,a,{}\nMRN1,2021-04-02,b,{}\nMRN2,2021-03-01,a,{}\n"
     _, rows = prepared(export, tmp_path / "out", visits.format("bleeding", 1, 1, 0), classes=("bleeding",))
