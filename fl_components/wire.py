@@ -140,7 +140,7 @@ def unpack_result(model: FLModel, site: str) -> SiteResult:
     if (algorithm := meta.get(MetaKey.PROCESSED_ALGORITHM)) is not None:
         raise FedMendError(
             f"{site}: weights: expected plain weights, which the checks and distances of the server need, got weights"
-            f" processed by {algorithm!s:.40}; switch homomorphic encryption off for this job"
+            f" processed by {shown(algorithm)}; switch homomorphic encryption off for this job"
         )
     weights = {} if model.params is None else model.params
     if not isinstance(weights, Mapping):
