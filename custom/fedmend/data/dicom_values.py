@@ -108,7 +108,7 @@ def modality_values(stored: np.ndarray, dataset: "Dataset", group: "Dataset", *,
         in_hu: whether the site sees the image through a window in HU.
 
     Raises:
-        UnreadableImage: a CT image without a rescale for a window in HU.
+        UnreadableImage: a CT image without a rescale for a window in HU, or one that makes all values the same.
     """
     whole, stored = stored, cut_to_bits(stored, dataset)
     # Some write the value of padding with bits above those stored.
@@ -129,6 +129,8 @@ def modality_values(stored: np.ndarray, dataset: "Dataset", group: "Dataset", *,
         return Values(stored, padding, ())
     notes: tuple[str, ...] = (NO_SLOPE,) if slope is None or intercept is None else ()
     slope, intercept = 1.0 if slope is None else slope, intercept or 0.0
+    if slope == 0 and np.ptp(stored) > 0:  # of an empty slice of PET it may be 0
+        raise UnreadableImage("expected a RescaleSlope other than 0 in the DICOM header, got 0")
     if ct and stored.dtype.kind != "f" and slope == 1:
         stored, note = _unwrapped(stored, padding, dataset, intercept)
         notes += note

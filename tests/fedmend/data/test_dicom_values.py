@@ -108,6 +108,17 @@ def test_a_slope_that_is_missing_is_1(tmp_path):
     assert read_raw(tmp_path / "a", BRAIN).notes == (NO_SLOPE,)
 
 
+def test_a_slope_of_0_that_makes_all_values_the_same_is_refused(tmp_path):
+    make_dicom(tmp_path / "a", HU + 1024, **CT, RescaleSlope=0, RescaleIntercept=-1024)
+    with pytest.raises(UnreadableImage, match=r"^expected a RescaleSlope other than 0 in the DICOM header, got 0$"):
+        read_raw(tmp_path / "a", BRAIN)
+
+
+def test_an_empty_slice_of_pet_may_have_a_slope_of_0(tmp_path):
+    make_dicom(tmp_path / "a", np.zeros((2, 3)), Modality="PT", RescaleSlope=0, RescaleIntercept=0)
+    assert not read_raw(tmp_path / "a", (5.0, 10.0)).values.any()
+
+
 @pytest.mark.parametrize("modality", ["CT", "ct"])
 def test_a_ct_image_without_a_rescale_is_refused_for_a_window_in_hu_and_read_through_its_own(tmp_path, modality):
     fields = {"RescaleSlope": None, "RescaleIntercept": None, "WindowCenter": 1064, "WindowWidth": 81}
