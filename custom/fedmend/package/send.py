@@ -87,7 +87,7 @@ def _by_web(files: Sequence[Path], target: str) -> None:
     from dicomweb_client.api import DICOMwebClient
     from requests import RequestException
 
-    client = DICOMwebClient(target.removeprefix(WEB))
+    client = DICOMwebClient(target.removeprefix(WEB), timeout=SECONDS)
     client.set_http_retry_params(retry=False)
     for taken, file in enumerate(files):
         try:

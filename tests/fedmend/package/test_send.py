@@ -16,6 +16,7 @@ import pytest
 from factories import make_dicom, refused
 from package_factories import make_package
 
+from fedmend.package import send as module
 from fedmend.package.send import check_target, send
 from fl_components.cli import main
 
@@ -139,6 +140,15 @@ def test_a_web_archive_that_refuses_is_one_sentence(results):
         server.server_close()
     with pytest.raises(Exception, match=r"^send: expected .* to take 3 files, it took 0: ConnectionError; the files"):
         send(results.dicom, target)
+
+
+@pytest.mark.slow
+def test_a_web_archive_that_never_answers_is_one_sentence(results, monkeypatch):
+    monkeypatch.setattr(module, "SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = f"dicomweb:http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(Exception, match=r"^send: expected .* to take 3 files, it took 0: ReadTimeout; the files"):
+            send(results.dicom, target)
 
 
 @pytest.fixture
