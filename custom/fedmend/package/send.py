@@ -6,7 +6,7 @@ object already keeps one of it.
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ WEB = "dicomweb:"
 OWN_TITLE = "FEDMEND"
 SECONDS = 60  # that an archive has for each answer
 _NODE = re.compile(r"(?P<title>[\x21-\x7e]{1,16})@(?P<host>[^@:/\s]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
-_SUCCESS, _WARNINGS = 0x0000, {0xB000, 0xB006, 0xB007}
+_TAKEN, _DUPLICATE = ("Success", "Warning"), 0x0111
 
 
 def check_target(target: str) -> None:
@@ -50,7 +50,8 @@ def _import(module: str, package: str) -> None:
 
 
 def send(files: Sequence[Path], target: str) -> None:
-    """Sends DICOM files.
+    """Sends DICOM files. One that is refused stops none of the others; one that the archive has already counts as
+    taken.
 
     Args:
         files: all of them; a folder counts for the ``.dcm`` files in it.
@@ -63,7 +64,14 @@ def send(files: Sequence[Path], target: str) -> None:
     whole = [found for file in files for found in (sorted(file.glob("*.dcm")) if file.is_dir() else [file])]
     if not whole:
         raise FedMendError("send: expected DICOM files, found none")
-    (_by_web if target.startswith(WEB) else _by_store)(whole, target)
+    datasets = [_read(file) for file in whole]
+    answers = [*(_by_web if target.startswith(WEB) else _by_store)(datasets, target)]
+    if refused := [why for why in answers if why]:
+        again = shlex.join(["fedmend", "send", str(whole[0].parent), target])
+        raise FedMendError(
+            f"send: expected {target} to take {len(whole)} files, it took {len(answers) - len(refused)}: {refused[0]};"
+            f" the files are as they were, send them again with: {again}"
+        )
 
 
 def _read(file: Path) -> Any:
@@ -71,55 +79,87 @@ def _read(file: Path) -> Any:
 
     try:
         with no_warnings():
-            return pydicom.dcmread(file)
+            dataset = pydicom.dcmread(file)
     except Exception as e:  # pydicom raises many types
         raise FedMendError(f"send: expected DICOM files, {file} is none ({type(e).__name__})") from None
+    for name, part in (("SOPClassUID", dataset), ("SOPInstanceUID", dataset), ("TransferSyntaxUID", dataset.file_meta)):
+        if not part.get(name):
+            raise FedMendError(f"send: expected a DICOM file with {name}, {file} has none")
+    return dataset
 
 
-def _refused(target: str, taken: int, files: Sequence[Path], why: str) -> FedMendError:
-    return FedMendError(
-        f"send: expected {target} to take {len(files)} files, it took {taken}: {why}; the files are as they were, send"
-        f" them again with: {shlex.join(['fedmend', 'send', str(files[0].parent), target])}"
-    )
-
-
-def _by_web(files: Sequence[Path], target: str) -> None:
+def _by_web(datasets: Sequence[Any], target: str) -> Iterator[str]:
+    """Why each was refused, blank where it was taken; ends early where nobody answers."""
     from dicomweb_client.api import DICOMwebClient
     from requests import RequestException
 
     client = DICOMwebClient(target.removeprefix(WEB), timeout=SECONDS)
     client.set_http_retry_params(retry=False)
-    for taken, file in enumerate(files):
+    for dataset in datasets:
+        answer, why = None, ""
         try:
-            answer = client.store_instances([_read(file)])
-        except (RequestException, OSError, ValueError) as e:
-            status = getattr(getattr(e, "response", None), "status_code", "")
-            raise _refused(target, taken, files, f"{type(e).__name__} {status}".strip()) from None
-        if answer.get("FailedSOPSequence"):
-            code = int(answer.FailedSOPSequence[0].get("FailureReason") or 0)
-            raise _refused(target, taken, files, f"status 0x{code:04X}")
+            answer = client.store_instances([dataset])
+        except RequestException as e:
+            if e.response is None:
+                yield type(e).__name__
+                return
+            answer, why = _said(e.response), f"{type(e).__name__} {e.response.status_code}"
+        except Exception as e:  # many types, for what is no answer of DICOM's
+            why = type(e).__name__
+        failed = answer.get("FailedSOPSequence") if answer else None
+        code = int(failed[0].get("FailureReason") or 0) if failed else None
+        yield "" if code == _DUPLICATE else why or ("" if code is None else f"status 0x{code:04X}")
 
 
-def _by_store(files: Sequence[Path], target: str) -> None:
+def _said(response: Any) -> Any:
+    """The content of an answer of HTTP in DICOM's words; None of other words."""
+    from pydicom import Dataset
+
+    try:
+        return Dataset.from_json(response.json())
+    except Exception:  # many types, as above
+        return None
+
+
+def _by_store(datasets: Sequence[Any], target: str) -> Iterator[str]:
+    """The same by C-STORE."""
     from pynetdicom import AE
+    from pynetdicom.status import code_to_category
 
     node = _NODE.fullmatch(target)
     assert node is not None
-    datasets = [_read(file) for file in files]
     entity = AE(ae_title=OWN_TITLE)
     entity.acse_timeout = entity.dimse_timeout = entity.network_timeout = entity.connection_timeout = SECONDS
     for uid, syntax in sorted({(str(d.SOPClassUID), str(d.file_meta.TransferSyntaxUID)) for d in datasets}):
         entity.add_requested_context(uid, syntax)
     association = entity.associate(node["host"].strip("[]"), int(node["port"]), ae_title=node["title"])
     if not association.is_established:
-        raise _refused(target, 0, files, "no association")
+        yield _why_none(association, datasets)
+        return
     try:
-        for taken, dataset in enumerate(datasets):
+        for dataset in datasets:
             try:
                 status = association.send_c_store(dataset).get("Status")
-            except (ValueError, RuntimeError) as e:  # no such kind of object there, or the association is gone
-                raise _refused(target, taken, files, type(e).__name__) from None
-            if status is None or (status != _SUCCESS and status not in _WARNINGS):
-                raise _refused(target, taken, files, "no answer" if status is None else f"status 0x{status:04X}")
+            except ValueError:
+                yield _not_known(dataset)
+                continue
+            except RuntimeError:  # the association has ended
+                status = None
+            if status is None:
+                yield "no answer"
+                return
+            taken = status == _DUPLICATE or code_to_category(status) in _TAKEN
+            yield "" if taken else f"status 0x{status:04X}"
     finally:
         association.release()
+
+
+def _why_none(association: Any, datasets: Sequence[Any]) -> str:
+    """Why there is no association."""
+    if association.is_rejected:
+        return f"no association, {association.acceptor.primitive.reason_str}"
+    return _not_known(datasets[0]) if association.rejected_contexts else "no association"
+
+
+def _not_known(dataset: Any) -> str:
+    return f"it does not know {dataset.SOPClassUID.name}"

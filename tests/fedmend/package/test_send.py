@@ -23,6 +23,8 @@ from fl_components.cli import main
 pynetdicom = pytest.importorskip("pynetdicom")
 pytest.importorskip("dicomweb_client")
 ORTHANC = shutil.which("Orthanc") or shutil.which("Orthanc", path="/usr/sbin")
+CT = "1.2.840.10008.5.1.4.1.1.2"
+NO_REPORTS = "to take 3 files, it took [01]: it does not know Comprehensive SR Storage; "
 PLUGIN = "/usr/share/orthanc/plugins/libOrthancDicomWeb.so"
 
 
@@ -49,19 +51,21 @@ def results(tmp_path):
 
 
 @contextlib.contextmanager
-def archive(status=lambda taken: 0x0000, classes=None):
+def archive(status=lambda asked: 0x0000, classes=None, title="ARCHIVE"):
     """A storage SCP; gives its address and what it has taken."""
-    taken = []
+    taken, asked = [], []
 
     def store(event):
-        code = status(len(taken))
+        asked.append(event.request.AffectedSOPInstanceUID)
+        code = status(len(asked) - 1)
         if code == 0:
             dataset = event.dataset
             dataset.file_meta = event.file_meta
             taken.append(dataset)
         return code
 
-    entity = pynetdicom.AE(ae_title="ARCHIVE")
+    entity = pynetdicom.AE(ae_title=title)
+    entity.require_called_aet = True
     for context in classes or pynetdicom.AllStoragePresentationContexts:
         entity.add_supported_context(context if isinstance(context, str) else context.abstract_syntax)
     port = free_port()
@@ -84,7 +88,7 @@ def test_reports_arrive_by_c_store_as_they_were_written(results):
 @pytest.mark.slow
 def test_what_an_archive_refuses_stays_and_is_sent_again(results, tmp_path):
     before = {file: file.read_bytes() for file in results.dicom}
-    with archive(status=lambda taken: 0xA700 if taken else 0) as (target, taken):
+    with archive(status=lambda asked: 0xA700 if asked else 0) as (target, taken):
         again = f"the files are as they were, send them again with: fedmend send {tmp_path / 'dicom'} {target}"
         with refused(f"send: expected {target} to take 3 files, it took 1: status 0xA700; {again}"):
             send(results.dicom, target)
@@ -100,21 +104,44 @@ def test_an_archive_that_is_not_there_or_takes_no_reports_is_one_sentence(result
     target = f"ARCHIVE@127.0.0.1:{free_port()}"
     with pytest.raises(Exception, match=r"^send: expected ARCHIVE@.* to take 3 files, it took 0: no association; "):
         send(results.dicom, target)
-    with archive(classes=["1.2.840.10008.5.1.4.1.1.2"]) as (target, _), pytest.raises(Exception, match=r"it took 0: "):
+    with archive(title="OTHER") as (target, _), pytest.raises(Exception, match="Called AE title not recognised; "):
+        send(results.dicom, target)
+    with archive(classes=[CT]) as (target, _), pytest.raises(Exception, match=NO_REPORTS):
+        send(results.dicom, target)
+
+
+@pytest.mark.slow
+def test_a_file_that_is_refused_stops_no_other(results, tmp_path):
+    with archive(status=lambda asked: 0 if asked else 0xA900) as (target, taken):
+        with pytest.raises(Exception, match=r"to take 3 files, it took 2: status 0xA900; "):
+            send(results.dicom, target)
+        assert [d.SOPInstanceUID for d in taken] == [pydicom.dcmread(f).SOPInstanceUID for f in results.dicom[1:]]
+    with archive(classes=[CT]) as (target, taken), pytest.raises(Exception, match=NO_REPORTS.replace("3", "4", 1)):
+        send([tmp_path / "dicom", tmp_path / "in" / "0.dcm"], target)
+    assert [d.SOPInstanceUID for d in taken] == ["1.2.7.0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [0x0111, 0xB000, 0x0107], ids=["has it", "coerced", "left fields out"])
+def test_what_an_archive_has_already_or_warns_of_is_taken(results, code):
+    with archive(status=lambda asked: code) as (target, _):
         send(results.dicom, target)
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """Takes one object, then no more."""
+    """Takes one object, then no more; the last one it has already."""
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.server.asked += 1
-        if self.server.asked > 1:
+        if self.server.asked == 2:
             self.send_error(409)
             return
-        answer = json.dumps({"00081199": {"vr": "SQ", "Value": []}}).encode()
-        self.send_response(200)
+        last = self.server.asked == 3
+        failed = {"00081197": {"vr": "US", "Value": [0x0111]}}
+        sequence = {"00081198": [failed]} if last else {"00081199": []}
+        answer = json.dumps({tag: {"vr": "SQ", "Value": value} for tag, value in sequence.items()}).encode()
+        self.send_response(409 if last else 200)
         self.send_header("Content-Type", "application/dicom+json")
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
@@ -132,7 +159,7 @@ def test_a_web_archive_that_refuses_is_one_sentence(results):
     thread.start()
     target = f"dicomweb:http://127.0.0.1:{server.server_port}/studies-root"
     try:
-        with pytest.raises(Exception, match=r"^send: expected .* to take 3 files, it took 1: HTTPError 409; the files"):
+        with pytest.raises(Exception, match=r"^send: expected .* to take 3 files, it took 2: HTTPError 409; the files"):
             send(results.dicom, target)
     finally:
         server.shutdown()
@@ -214,6 +241,9 @@ def test_words_that_name_no_archive_are_refused(target, sentence):
 
 def test_nothing_to_send_and_what_is_no_dicom_are_refused(tmp_path):
     with refused("send: expected DICOM files, found none"):
+        send([tmp_path], "A@127.0.0.1:1")
+    make_dicom(tmp_path / "1.dcm", [[0]], SOPClassUID=None)
+    with refused(f"send: expected a DICOM file with SOPClassUID, {tmp_path / '1.dcm'} has none"):
         send([tmp_path], "A@127.0.0.1:1")
     (tmp_path / "1.dcm").write_text("no")
     with refused(f"send: expected DICOM files, {tmp_path / '1.dcm'} is none (InvalidDicomError)"):
