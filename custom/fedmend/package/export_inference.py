@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES
+from fedmend.data.readers import LARGEST_VOXEL, NIFTI_SUFFIXES, PICTURE_SUFFIXES
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.learning.networks import TimmNetwork
@@ -108,14 +108,21 @@ def _loader(dataset: str) -> dict[str, Any]:
 _WEIGHTS = _named("CheckpointLoader", load_path="$@bundle_root + '/models/model.pt'", load_dict={"model": "@network"})
 
 
-def _window(package: OpenedPackage, robust: str) -> str:
-    """Values → 0..1 by the package's window; without one, the percentiles that ``robust`` names."""
+def _finite(known: str) -> dict[str, Any]:
+    """Refuses a volume that prediction refuses: NaN would be black, or give a mask without a lesion."""
+    refused = _REFUSE.format("'expected finite voxels, got NaN or infinity'")
+    func = f"$lambda image: image if bool(({known}).all()) else {refused}"
+    return _image("Lambdad", func=func, inv_func="$lambda image: image")
+
+
+def _window(package: OpenedPackage) -> str:
+    """Values → 0..1 by the package's window; without one, by percentiles of those that are not 0."""
     if isinstance(package.preprocessing.window, tuple):
         centre, width = package.preprocessing.window
         return f"$lambda image: ((image.float() - {centre - width / 2!r}) / {width!r}).clip(0, 1)"
     scaled = "((image.float() - float(low)) / max(float(high) - float(low), 1e-6)).clip(0, 1)"
     tissue = "(lambda v: np.percentile(v, (0.5, 99.5)) if len(v) else (0.0, 1.0))"
-    return f"$lambda image: (lambda low, high: {scaled})(*{tissue}((lambda v: v[{robust}])(np.asarray(image))))"
+    return f"$lambda image: (lambda low, high: {scaled})(*{tissue}((lambda v: v[v != 0])(np.asarray(image))))"
 
 
 # ---- labels ----------------------------------------------------------------------------------------------------------
@@ -180,13 +187,13 @@ def _pictures(*, color: bool) -> dict[str, Any]:
 
 def _volumes(package: OpenedPackage) -> dict[str, Any]:
     """Axial slices of a NIfTI volume as a radiologist sees them: (1, H, W, D) in 0..255."""
-    robust = "(v != 0) & (np.abs(v) <= 1e30)"
     return _chain(
         _image("LoadImaged", reader="NibabelReader", image_only=True),
+        _finite(f"image.abs() <= {LARGEST_VOXEL!r}"),
         _image("EnsureChannelFirstd", channel_dim="no_channel"),
         _image("Orientationd", axcodes=SEEN, labels=_LABELS),
         _image("ToTensord", track_meta=False),
-        _image("Lambdad", func=_window(package, robust), track_meta=False),
+        _image("Lambdad", func=_window(package), track_meta=False),
         _image("Lambdad", func="$lambda image: (image * 255 + 0.5).floor()", track_meta=False),
     )
 
@@ -201,7 +208,7 @@ def _dicom(package: OpenedPackage) -> dict[str, Any]:
         _image("EnsureChannelFirstd", channel_dim="no_channel"),
         _image("ToTensord", track_meta=False),
         _image("Lambdad", func="$lambda image: image.reshape(1, *image.shape[1:3], 1)", track_meta=False),
-        _image("Lambdad", func=_window(package, ""), track_meta=False),
+        _image("Lambdad", func=_window(package), track_meta=False),
         _image("Lambdad", func="$lambda image: (image * 255 + 0.5).floor()", track_meta=False),
     )
 
@@ -256,9 +263,10 @@ def _of_masks(package: OpenedPackage) -> dict[str, Any]:
         "suffixes": list(NIFTI_SUFFIXES),
         "preprocessing": _chain(
             _image("LoadImaged", reader="NibabelReader", image_only=True),
+            _finite("torch.isfinite(image)"),
             _image("EnsureChannelFirstd", channel_dim="no_channel"),
             _image("Orientationd", axcodes=AXIAL, labels=_LABELS),
-            _image("Lambdad", func=_window(package, "v != 0"), inv_func="$lambda image: image"),
+            _image("Lambdad", func=_window(package), inv_func="$lambda image: image"),
         ),
         "dataset_data": "$[{'image': f} for f in @files]",
         "dataset": _named("Dataset", data="@dataset_data", transform="@preprocessing"),

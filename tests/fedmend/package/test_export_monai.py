@@ -246,6 +246,23 @@ def test_a_slice_that_monai_would_read_otherwise_is_refused(tmp_path, change):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("about", [{"window": None}, {}, MASKS], ids=["labels", "in a window", "masks"])
+def test_a_volume_with_voxels_that_are_no_numbers_is_refused_as_by_predict(tmp_path, about, value):
+    from monai.bundle import ConfigParser
+
+    voxels = np.random.default_rng(0).random((20, 24, 4)).astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), tmp_path / "good.nii")
+    voxels[3, 4, 2] = value
+    nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), tmp_path / "bad.nii")
+    read = ConfigParser(inference(make_package(tmp_path, **about))).get_parsed_content("preprocessing")
+    assert read({"image": str(tmp_path / "good.nii")})["image"].shape[0] == 1
+    with pytest.raises(RuntimeError) as refusal:
+        read({"image": str(tmp_path / "bad.nii")})
+    assert str(refusal.value.__cause__) == "expected finite voxels, got NaN or infinity"
+
+
+@pytest.mark.slow
 def test_a_folder_without_a_file_that_the_bundle_takes_is_refused(tmp_path):
     from monai.bundle import ConfigParser
 
