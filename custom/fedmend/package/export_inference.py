@@ -65,8 +65,8 @@ def inference(package: OpenedPackage) -> dict[str, Any]:
         "device": "$torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
         **network_definition(package.info["network"]["name"], len(package.classes)),
         "network": f"$@network_def.to(@device{_memory(package)})",
-        "files": "$sorted(f for f in glob.glob(os.path.join(@dataset_dir, '**'), recursive=True) if os.path.isfile(f)"
-        f" and f.lower().endswith(tuple(@suffixes))) or {_NONE}",
+        "files": "$sorted(f for f in glob.glob(os.path.join(glob.escape(@dataset_dir), '**'), recursive=True)"
+        f" if os.path.isfile(f) and f.lower().endswith(tuple(@suffixes))) or {_NONE}",
         **(_of_masks(package) if package.kind == SEGMENTATION else _of_labels(package)),
         "evaluator": {
             "_target_": "SupervisedEvaluator",

@@ -275,6 +275,15 @@ def test_a_folder_without_a_file_that_the_bundle_takes_is_refused(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_folder_may_have_the_signs_of_patterns_in_its_name(tmp_path):
+    from monai.bundle import ConfigParser
+
+    pictures(tmp_path / "scan [2] *", ["L"])
+    parser = ConfigParser({**inference(make_package(tmp_path)), "dataset_dir": str(tmp_path / "scan [2] *")})
+    assert parser.get_parsed_content("files") == [str(tmp_path / "scan [2] *" / "0.png")]
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not (REAL / "brain_mri").is_dir(), reason="real images are not here")
 def test_probabilities_of_real_images_are_those_of_predict(tmp_path):
     (tmp_path / "in").mkdir()
