@@ -112,13 +112,15 @@ def verify_package(folder: Path | str, trust: Trust | None) -> Signature | None:
     where = f"package {folder.name}"
     if not is_package(folder):
         raise FedMendError(f"{where}: expected a folder with {ABOUT}, not found")
+    if (folder / SUMS).is_symlink() or not (folder / SUMS).is_file():
+        raise FedMendError(f"{where}: expected a file {SUMS}, not found")
     found = None if trust is None else _check_signature(folder, trust)
     _check_files(folder, where)
     return found
 
 
 def _check_files(folder: Path, where: str) -> None:
-    text = (folder / SUMS).read_text(encoding="utf-8", errors="replace") if (folder / SUMS).is_file() else ""
+    text = (folder / SUMS).read_text(encoding="utf-8", errors="replace")
     lines = [LINE.fullmatch(line) for line in text.removesuffix("\n").split("\n")]
     sums = {line[2]: line[1] for line in lines if line}
     if len(sums) != len(lines) or not {ABOUT, WEIGHTS} <= {*sums} or not text.endswith("\n"):

@@ -1,6 +1,7 @@
 import datetime
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,6 +82,15 @@ def test_a_file_that_is_missing_added_or_a_link_is_named(package, root):
     (package / "weights.safetensors").symlink_to(package.parent / "w")
     with refused("package run.fedmend, weights.safetensors: expected the file that SHA256SUMS lists, not found"):
         verify_package(package, Trust(root))
+
+
+@pytest.mark.parametrize("made", [lambda sums: None, Path.mkdir, lambda sums: sums.symlink_to("../s")])
+def test_a_package_without_a_file_of_checksums_is_refused(package, root, made):
+    (package / "SHA256SUMS").rename(package.parent / "s")
+    made(package / "SHA256SUMS")
+    for trust in (Trust(root), None):
+        with refused("package run.fedmend: expected a file SHA256SUMS, not found"):
+            verify_package(package, trust)
 
 
 def test_checksums_of_files_elsewhere_are_none(unsigned):
