@@ -72,7 +72,7 @@ def comparison(runs: Mapping[str, Sequence[RunFiles]]) -> dict[str, str]:
     ``per_class`` has the AUC of each class and their average (as Table 1, Deng et al., MICCAI 2023), ``macro`` the
     metrics over all classes (as Table 2). Where lesions are marked pixel by pixel, ``per_class`` has the Dice of each
     class, and ``macro`` also the mean Dice of the last ten evaluated rounds (as Table 1, Xiang et al., MICCAI 2024),
-    where all runs have ten after the warm-up. Points of 100 with one decimal: mean over the seeds, and their standard
+    of the runs that have ten after the warm-up. Points of 100 with one decimal: mean over the seeds, and their standard
     deviation where there are several. n/a (blank in CSV): not measured in every seed.
 
     Args:
@@ -140,7 +140,8 @@ def class_columns(run: RunFiles) -> list[Column]:
 
 def macro_columns(runs: Sequence[RunFiles]) -> list[Column]:
     """The metrics over all classes that the final model of any of these runs has; then, as papers report some of them,
-    the mean of the last rounds (see :func:`fedmend.records.run_folder.last_rounds`) and the highest value of all.
+    the mean of the last rounds (see :func:`fedmend.records.run_folder.last_rounds`) and the highest value of all. Runs
+    of too few rounds, such as those of a method without training, have no such mean, and leave that of others alone.
 
     Args:
         runs: of one kind of labels, at least one.
@@ -152,7 +153,8 @@ def macro_columns(runs: Sequence[RunFiles]) -> list[Column]:
     words = {k: word for k, word in {**MACRO, **kind.table_words}.items() if k in measured}
     columns = [Column(word, partial(_final_macro, key=k), k) for k, word in words.items()]
     for key in (metric.macro for metric in kind.last_and_best if metric.macro in measured):
-        if last := last_rounds(runs, key):
+        long = [run for run in runs if last_rounds([run], key)]
+        if last := last_rounds(long, key) if long else []:
             word = f"{words[key]}, mean of rounds {last[0]} to {last[-1]}"
             columns.append(Column(word, partial(_mean, key=key, rounds=last), f"{key}_last"))
         columns.append(Column(f"{words[key]}, best", partial(_highest, key=key), f"{key}_best"))
@@ -176,8 +178,9 @@ def _of_class(key: str, index: int, run: RunFiles) -> float | None:
     return found[index] if found else None
 
 
-def _mean(run: RunFiles, key: str, rounds: Sequence[int]) -> float:
-    return statistics.fmean(value for round_num, value in run.measured(key) if round_num in rounds)
+def _mean(run: RunFiles, key: str, rounds: Sequence[int]) -> float | None:
+    found = [value for round_num, value in run.measured(key) if round_num in rounds]
+    return statistics.fmean(found) if len(found) == len(rounds) else None
 
 
 def _highest(run: RunFiles, key: str) -> float | None:

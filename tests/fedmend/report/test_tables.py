@@ -146,6 +146,9 @@ def test_the_mean_of_the_last_rounds_is_of_ten_that_all_rows_have_after_the_long
     assert table(lesion(range(31), 10), baseline)[1] == [mean, "21.0", "21.0"]
     assert [name for name, *_ in table(lesion(range(31), 12), baseline)] == ["Dice", "Dice, best"]
     assert table(lesion(range(31), 12))[1] == ["Dice, mean of rounds 21 to 30", "25.5"]
+    one_exchange = lesion(range(2), 0)  # as of closed-form heads, which leave the mean of the others as it is
+    assert table(lesion(range(31), 12), one_exchange)[1] == ["Dice, mean of rounds 21 to 30", "25.5", ""]
+    assert [name for name, *_ in table(one_exchange)] == ["Dice", "Dice, best"]
 
 
 def test_mean_and_deviation_are_points_of_100_and_a_single_value_has_no_deviation():
