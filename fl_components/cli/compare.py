@@ -94,9 +94,8 @@ def _compare(args: argparse.Namespace) -> None:
         args.set = [*varied_settings(job, args.data or "", args.site, args.variants), *args.set]
     if args.levels and args.sweep:
         raise FedMendError("--levels: expected no --sweep beside it, both are columns of the table")
-    if args.data and (args.sites or args.levels):
-        beside = "--sites: expected no number" if args.sites else "--levels: expected no levels of the phantom"
-        raise FedMendError(f"{beside} beside --data, whose folders are the sites")
+    if args.data and args.sites:
+        raise FedMendError("--sites: expected no number beside --data, whose folders are the sites")
     levels = _levels(args, job)
     table = args.table or (PAPER if named or levels or args.per_class else "")
     out = args.out or Path("runs") / _name(args, named)
@@ -130,13 +129,22 @@ def _levels(args: argparse.Namespace, job: Path) -> list["Level"]:
 
     levels = read_tables(job).chosen(args.levels) if args.levels else swept(args.sweep) if args.sweep else []
     made = {setting for level in levels for setting in level.settings}
-    for name in ("seed", *(word.partition("=")[0] for word in args.set)):
+    word = "--levels" if args.levels else "--sweep"
+    folders = "--data" if args.data else next((f"--site {text}" for text in args.site if _is_folder(text)), "")
+    if folders and any(f"{setting}.".startswith("phantom.") for setting in made):
+        raise FedMendError(f"{word}: expected no levels of the phantom beside {folders}, whose folders are the sites")
+    for name in ("seed", *(text.partition("=")[0] for text in args.set)):
         if any(f"{setting}.".startswith(f"{name}.") for setting in made):
-            word = "--levels" if args.levels else "--sweep"
             raise FedMendError(
                 f"{word}: expected settings that --set, --vary and --seeds leave alone, got {name!r} from these"
             )
     return levels
+
+
+def _is_folder(text: str) -> bool:
+    """Whether a ``FIELD=VALUE`` of ``--site`` names folders with data, rather than the phantom."""
+    field, _, value = text.partition("=")
+    return field == "data_root" and value != "phantom"
 
 
 def _one(args: argparse.Namespace, job: Path, out: Path, table: str, level: "Level | None") -> tuple:

@@ -216,6 +216,14 @@ def test_another_table_of_the_paper_has_rows_and_settings_of_its_own(seen, tmp_p
             ["--levels", "paper", "--data", "d"],
             "--levels: expected no levels of the phantom beside --data, whose folders are the sites",
         ),
+        (
+            ["--levels", "paper", "--site", "data_root=d"],
+            "--levels: expected no levels of the phantom beside --site data_root=d, whose folders are the sites",
+        ),
+        (
+            ["--sweep", "phantom.noise_low=0.1,0.2", "--data", "d"],
+            "--sweep: expected no levels of the phantom beside --data, whose folders are the sites",
+        ),
     ],
 )
 def test_levels_and_tables_that_there_are_not_are_one_sentence(seen, capsys, words, sentence):
