@@ -51,7 +51,8 @@ def detection_table(comparison: Comparison, levels: Sequence[Level], out: Path, 
         name=read_job(comparison.job).name,
         levels=found,
         source=about.protocol,
-        published=about.published,
+        # The job's own data, which no level names, are made with the settings of the table, as those of its level.
+        published={r: {"": by[about.level], **by} if about.level in by else by for r, by in about.published.items()},
         left_out=without,
     )
 

@@ -52,13 +52,19 @@ class JobTable:
         protocol: where the published numbers are from; "": there are none.
         rows: variant, or the job's own method → title; empty: the rows of the main table.
         set: settings of all rows.
-        published: row → title of a level, "" for the job's own → metric → points of 100.
+        level: title of the level at which these settings are; "": none.
+        published: row → title of a level, "" where the job has none → metric → points of 100.
     """
 
     protocol: str = taking(TEXT, default="")
     rows: Mapping[str, str] = taking(OBJECT, default_factory=dict)
     set: Mapping[str, object] = taking(OBJECT, default_factory=dict)
+    level: str = taking(TEXT, default="")
     published: Mapping[str, Mapping[str, Mapping[str, float]]] = taking(OBJECT, default_factory=dict)
+
+    def numbers(self, row: str, level: str) -> Mapping[str, float]:
+        """Published ones of a row at a level; "": the job's own, with the settings of the table."""
+        return self.published.get(row, {}).get(level or self.level, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +88,15 @@ class DetectionNumbers:
         protocol: where the published numbers are from; "": there are none.
         rows: variant → what its rule is called, or "" where it tries many; the first one has all settings.
         set: settings of all rows.
-        published: rule → title of a level, "" for the job's own → measure of
+        level: title of the level at which these settings are; "": none.
+        published: rule → title of a level → measure of
             :data:`fedmend.comparison.detection_table.MEASURES` → points of 100.
     """
 
     protocol: str = taking(TEXT, default="")
     rows: Mapping[str, str] = taking(OBJECT, default_factory=dict)
     set: Mapping[str, object] = taking(OBJECT, default_factory=dict)
+    level: str = taking(TEXT, default="")
     published: Mapping[str, Mapping[str, Mapping[str, float]]] = taking(OBJECT, default_factory=dict)
 
 

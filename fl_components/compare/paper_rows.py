@@ -133,7 +133,7 @@ def paper_table(
             costs=[of_case[name, run.info["seed"]].cost() for run in found],
             data=[of_case[name, run.info["seed"]].data() for run in found],
             simple=entry.simple,
-            published=published(entry, job) if plain else table.published.get(name, {}).get(wanted.level, {}),
+            published=published(entry, job) if plain else table.numbers(name, wanted.level),
             note=entry.note,
         )
     whole, of_seed = {run.info["seed"] for run in runs[own]}, federations(comparison)

@@ -40,7 +40,13 @@ def test_levels_and_rows_are_those_of_the_job_and_numbers_belong_to_them(job):
         rows = {own, *(table.rows or table_rows(job))}
         assert rows - {own} <= set(job_variants(job))
         assert set(table.published) <= {own, *table_rows(job), *table.rows}
+        titles = {level.title: level.settings for level in levels}
+        if table.level and table.set:
+            assert titles[table.level] == table.set
         for by_level in table.published.values():
+            if levels and name != "paper":  # a number that the paper printed for one of its levels stands there, too
+                assert table.level in by_level
+                assert set(by_level) <= set(titles)
             for metrics in by_level.values():
                 for key, value in metrics.items():
                     assert next((key.removesuffix(e) for e in ENDINGS if key.endswith(e)), key) in MACRO

@@ -190,7 +190,8 @@ def test_a_level_has_its_own_numbers_and_another_table_its_own_titles(job, tmp_p
     table = {
         "protocol": "Table 3",
         "rows": {"fedavg": "plain"},
-        "published": {"own": {"": {"auc": 1}, "m": {"auc": 2}}},
+        "level": "m",
+        "published": {"own": {"m": {"auc": 1}, "n": {"auc": 2}}},
     }
     content = {"tables": {"ablation": table}, "per_class": {"published": {"own": {"edema": 3}}}}
     (job / "tables.json").write_text(json.dumps(content))
@@ -204,6 +205,7 @@ def test_a_level_has_its_own_numbers_and_another_table_its_own_titles(job, tmp_p
     assert [row.title for row in found.rows.values()] == ["Own", "plain"]
     assert [row.published for row in found.rows.values()] == [{"auc": 1}, {}]
     assert (found.source, found.of_classes) == ("Table 3", {"own": {"edema": 3}})
-    assert shown(table="ablation", level="m").rows["own"].published == {"auc": 2}
+    assert shown(table="ablation", level="m").rows["own"].published == {"auc": 1}  # the job is at this level
+    assert shown(table="ablation", level="n").rows["own"].published == {"auc": 2}
     other = shown(level="m")  # of the main table, of which the file says nothing
     assert (other.rows["own"].published, other.source, other.of_classes) == ({}, "", None)
