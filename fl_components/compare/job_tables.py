@@ -52,6 +52,7 @@ class JobTable:
         protocol: where the published numbers are from; "": there are none.
         rows: variant, or the job's own method → title; empty: the rows of the main table.
         set: settings of all rows.
+        notes: row → why it trains otherwise than the others, by design; as in a variant's own entry.
         level: title of the level at which these settings are; "": none.
         published: row → title of a level, "" where the job has none → metric → points of 100.
     """
@@ -59,6 +60,7 @@ class JobTable:
     protocol: str = taking(TEXT, default="")
     rows: Mapping[str, str] = taking(OBJECT, default_factory=dict)
     set: Mapping[str, object] = taking(OBJECT, default_factory=dict)
+    notes: Mapping[str, str] = taking(OBJECT, default_factory=dict)
     level: str = taking(TEXT, default="")
     published: Mapping[str, Mapping[str, Mapping[str, float]]] = taking(OBJECT, default_factory=dict)
 

@@ -134,7 +134,7 @@ def paper_table(
             data=[of_case[name, run.info["seed"]].data() for run in found],
             simple=entry.simple,
             published=published(entry, job) if plain else table.numbers(name, wanted.level),
-            note=entry.note,
+            note=table.notes.get(name, entry.note),
         )
     whole, of_seed = {run.info["seed"] for run in runs[own]}, federations(comparison)
     printed = any(row.published for row in rows.values())

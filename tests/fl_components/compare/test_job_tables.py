@@ -41,6 +41,7 @@ def test_levels_and_rows_are_those_of_the_job_and_numbers_belong_to_them(job):
         assert rows - {own} <= set(job_variants(job))
         assert set(table.published) <= {own, *table_rows(job), *table.rows}
         titles = {level.title: level.settings for level in levels}
+        assert set(table.notes) <= set(table.rows)
         if table.level and table.set:
             assert titles[table.level] == table.set
         for by_level in table.published.values():
@@ -54,6 +55,11 @@ def test_levels_and_rows_are_those_of_the_job_and_numbers_belong_to_them(job):
         for level in levels or [None]:
             words = parse_assignments(level_words(level, table))
             phantom_spec(read_job(job, Changes(words)).site["phantom"])  # refuses a field that it does not have
+
+
+@pytest.mark.parametrize("job", ["fednoro_ich", "fednoro_isic2019"])
+def test_the_clean_sites_alone_train_less_by_design(job):
+    assert set(read_tables(ROOT / "jobs" / job).table("stage2").notes) == {"clean_only"}
 
 
 @pytest.mark.parametrize("job", ["fedmlp_ich", "fedmlp_cxr14"])

@@ -190,6 +190,7 @@ def test_a_level_has_its_own_numbers_and_another_table_its_own_titles(job, tmp_p
     table = {
         "protocol": "Table 3",
         "rows": {"fedavg": "plain"},
+        "notes": {"fedavg": "some sites rest"},
         "level": "m",
         "published": {"own": {"m": {"auc": 1}, "n": {"auc": 2}}},
     }
@@ -204,6 +205,7 @@ def test_a_level_has_its_own_numbers_and_another_table_its_own_titles(job, tmp_p
     found = shown(table="ablation", per_class=True)
     assert [row.title for row in found.rows.values()] == ["Own", "plain"]
     assert [row.published for row in found.rows.values()] == [{"auc": 1}, {}]
+    assert [row.note for row in found.rows.values()] == ["", "some sites rest"]
     assert (found.source, found.of_classes) == ("Table 3", {"own": {"edema": 3}})
     assert shown(table="ablation", level="m").rows["own"].published == {"auc": 1}  # the job is at this level
     assert shown(table="ablation", level="n").rows["own"].published == {"auc": 2}
