@@ -234,7 +234,7 @@ class PaperTable:
         return curves_figure({row.title: row.runs for row in self.rows.values()}, self.metric)
 
     def csv(self) -> str:
-        """One line per row and metric; empty where there is no number."""
+        """One line per row and metric, then per class where these are asked for; empty where there is no number."""
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
         head = "row,title,metric,mean,sd,difference,low,high,published,simple,comparable,seeds,phantom"
@@ -247,14 +247,26 @@ class PaperTable:
             passes = _passes(cost.passes) if cost else ""
             missing = sorted(set(row.published) - {column.key for column in self.columns})
             found = dict(zip((column.key for column in self.columns), self.differences(name), strict=True))
-            for column in [*self.columns, *(Column(metric_word(k, row.runs[0]), lambda run: None, k) for k in missing)]:
+            classes = self._class_lines(name)
+            printed = {**row.published, **{column.key: said for column, said in classes.items()}}
+            lines = [*self.columns, *(Column(metric_word(k, row.runs[0]), lambda run: None, k) for k in missing)]
+            for column in [*lines, *classes]:
                 *ends, p = difference_numbers(found.get(column.key))
-                numbers = [*mean_and_sd(self.values(name, column), digits=3), *ends, row.published.get(column.key, "")]
+                numbers = [*mean_and_sd(self.values(name, column), digits=3), *ends, printed.get(column.key, "")]
                 flags = [_flag(row.simple), _flag(self.verdicts[name].comparable)]
                 last = [len(row.runs), _flag(self.phantom)]
                 ours = [count, p, _flag(column.key == self.primary_key), passes]
                 writer.writerow([inert(name), inert(row.title), column.word, *numbers, *flags, *last, *cells, *ours])
         return stream.getvalue()
+
+    def _class_lines(self, name: str) -> dict[Column, float | str]:
+        """The columns of single classes, named with their metric, and what the paper printed for a row; "": nothing."""
+        if self.of_classes is None:
+            return {}
+        run, printed = self.first.runs[0], self.of_classes.get(name, {})
+        word = metric_word(shown_as(run).main_metric, run)
+        named = {column: f"{word}, {column.word}" for column in class_columns(run)}
+        return {column._replace(word=said, key=said): printed.get(column.key, "") for column, said in named.items()}
 
 
 class Costs(NamedTuple):

@@ -123,7 +123,14 @@ def test_single_classes_stand_beside_the_papers_where_they_are_asked_for(table):
     assert part.caption == "AUC of each class"
     assert part.head == ["method", "edema", "edema, published"]
     assert part.rows[:2] == [["Own & only", "75.0 ± 7.1", "88.4"], ["FedAvg", "63.0 ± 4.2", ""]]
+    lines = [line for line in csv.DictReader(io.StringIO(asked.csv())) if line["metric"] == "AUC, edema"]
+    assert [(line["row"], line["mean"], line["sd"], line["published"]) for line in lines][:2] == [
+        ("own", "75.000", "7.071", "88.4"),
+        ("fedavg", "63.000", "4.243", ""),
+    ]
+    assert {line["difference"] + line["p"] for line in lines} == {""}
     assert "classes" not in [part.word for part in table.parts()]
+    assert "AUC, edema" not in table.csv()
 
 
 def test_without_a_simple_baseline_there_are_no_differences():
