@@ -197,7 +197,7 @@ def check_values(files: JobFiles) -> None:
         return
     for part in halves:
         build(part, job)
-    settings = {CONTROLLER: RunSettings, EXECUTOR: SiteSettings.of}
+    settings: dict[str, Callable[..., Any]] = {CONTROLLER: RunSettings, EXECUTOR: SiteSettings.of}
     for part in all_parts:
         if make := settings.get(part.id):
             made_of(part, make, job)
