@@ -7,13 +7,13 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmend.basics.checked import Check, accepted, whole
+from fedmend.basics.checked import NAMES, PATH, PLACE, accepted, shown, whole
 from fedmend.basics.json_files import parse_json
-from fedmend.errors import LONGEST_VALUE, FedMendError
+from fedmend.errors import FedMendError
 from fedmend.local.opened_run import Run
 from fl_components.job.folder import Changes, configure_job, job_variants, read_job
 from fl_components.job.variants import SHARED
@@ -49,9 +49,9 @@ class Job:
     """
 
     def __init__(self, folder: Path | str, /, *, variants: Sequence[str] = (), sites: int = 0, **variables: object):
-        self.folder = _found(Path(folder))
-        names = accepted(variants, [Check(_names, "a list of names")], "variants", _shown)
-        number = accepted(_plain("sites", sites or 0), [whole()], "sites", _shown)
+        self.folder = _found(accepted(folder, [PATH], "job", shown))
+        names = accepted(variants, [NAMES], "variants", shown)
+        number = accepted(_plain("sites", sites or 0), [whole()], "sites", shown)
         self._changes = Changes(as_json(variables, "job variable"), names, number)
         settings = read_job(self.folder, self._changes)
         self.name, self.sites, self.variables = settings.name, settings.sites, dict(settings.settings)
@@ -68,7 +68,7 @@ class Job:
         Raises:
             FedMendError: it exists, or server and sites would refuse the job.
         """
-        if (out := Path(out)).exists():
+        if (out := accepted(out, [PATH], "configure", shown)).exists():
             raise FedMendError(f"configure: expected a new folder, {out} exists")
         configure_job(self.folder, out, self._changes, strict=True)
         return out
@@ -101,7 +101,8 @@ class Job:
             FedMendError: what the commands ``simulate``, ``poc`` and ``submit`` refuse, or no such place.
         """
         site = as_json(site or {}, "site")
-        workspace = Path(workspace or Path("runs") / (self.run_name if place in (LOCAL, SIMULATOR, POC) else "results"))
+        usual = Path("runs") / (self.run_name if place in (LOCAL, SIMULATOR, POC) else "results")
+        workspace = accepted(workspace or usual, [PATH, PLACE], "--workspace", shown)
         with self._bar(progress) as watch:
             if place in (LOCAL, SIMULATOR):
                 return self._simulate(place, workspace, threads, site, watch)
@@ -115,7 +116,7 @@ class Job:
 
                     says: dict[str, Any] = {"show": lambda _: None, "watch": watch}
                     return Run(poc(self.folder, workspace, self._changes, site_settings=site, **says))
-                return self._submit(Path(place), workspace, site, watch, progress)
+                return self._submit(accepted(place, [PATH], "place", shown), workspace, site, watch, progress)
 
     def _simulate(
         self, place: str, workspace: Path, threads: int, site: Mapping[str, object], watch: Callable | None
@@ -171,7 +172,7 @@ def as_json(given: Mapping[str, object], word: str) -> dict[str, Any]:
         FedMendError: no mapping, or a value that JSON cannot hold.
     """
     if not isinstance(given, Mapping):
-        raise FedMendError(f"{word}: expected names with values, got {_shown(given)}")
+        raise FedMendError(f"{word}: expected names with values, got {shown(given)}")
     return {name: _plain(f"{word} {name}", value) for name, value in given.items()}
 
 
@@ -179,22 +180,11 @@ def _plain(place: str, value: object) -> Any:
     try:
         return parse_json(json.dumps(value, default=_simpler))
     except (AttributeError, TypeError, ValueError, RecursionError):
-        raise FedMendError(f"{place}: expected a value that JSON can hold, got {_shown(value)}") from None
+        raise FedMendError(f"{place}: expected a value that JSON can hold, got {shown(value)}") from None
 
 
 def _simpler(value: Any) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value.tolist()
-
-
-def _names(given: Iterable) -> list[str]:
-    names = list(given)
-    if isinstance(given, str) or not all(isinstance(name, str) for name in names):
-        raise ValueError
-    return names
-
-
-def _shown(value: object) -> str:
-    return f"{value!r:.{LONGEST_VALUE}}"
 
 
 def _found(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from run_factories import make_run
 
 from fedmend.records.run_folder import RUN_FOLDER
 from fl_components import api
-from fl_components.api import Job
+from fl_components.api import Job, Run
 from fl_components.job.folder import Changes
 
 
@@ -97,6 +97,26 @@ def test_a_job_of_ours_is_found_by_its_name_and_a_folder_here_comes_first(tmp_pa
 def test_what_the_command_refuses_is_refused_at_once(job, given, sentence):
     with refused(sentence):
         Job(job, **given)
+
+
+TOO_LONG = "x" * 256
+
+
+@pytest.mark.parametrize("path", [3, b"job", "a\0b", TOO_LONG, "job/meta.json/below"])
+def test_what_is_no_path_is_refused_in_a_sentence(job, places, path):
+    wrong = f"expected a path that can be looked up, got {path!r:.120}"
+    asked = {"job": Job, "run": Run, "configure": Job(job).save, "place": Job(job).run}
+    asked["--workspace"] = lambda path: Job(job).run("local", path)
+    for word, ask in asked.items():
+        with refused(f"{word}: {wrong}"):
+            ask(path)
+    with refused("job: expected a path that can be looked up, got None"):
+        Job(None)
+
+
+def test_a_workspace_that_is_a_file_is_refused(job, places):
+    with refused("--workspace: expected a folder, or the name of a new one, got 'job/meta.json'"):
+        Job(job).run("local", "job/meta.json")
 
 
 def test_numbers_of_numpy_tuples_and_paths_are_what_a_job_file_holds(job):

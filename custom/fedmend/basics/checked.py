@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from fedmend.errors import LONGEST_VALUE, FedMendError
@@ -82,6 +83,36 @@ OF_TYPE: dict[Any, Check] = {
 }
 
 
+def _path(value: Any) -> Path:
+    """The path, which the system looks up: it refuses a NUL, a name that is too long and what would be in a file."""
+    path = Path(value)
+    try:
+        path.stat()
+    except FileNotFoundError:
+        pass
+    except OSError as e:
+        raise ValueError(e) from None
+    return path
+
+
+def _folder(path: Path) -> Path:
+    if path.exists() and not path.is_dir():
+        raise ValueError(path)
+    return path
+
+
+def _names(given: Any) -> list[str]:
+    names = list(given)
+    if isinstance(given, str) or not all(isinstance(name, str) for name in names):
+        raise ValueError(given)
+    return names
+
+
+NAMES = Check(_names, "a list of names")  # whatever can be gone through
+PATH = Check(_path, "a path that can be looked up")  # whether there is something or not
+PLACE = Check(_folder, "a folder, or the name of a new one")  # of a path
+
+
 def taking(*checks: Check | type, key: str = "", **default: Any) -> Any:
     """A field of a dataclass that :func:`checked` reads; one without a default has to be there.
 
@@ -97,6 +128,11 @@ def taking(*checks: Check | type, key: str = "", **default: Any) -> Any:
 def another(value: object) -> str:
     """A refused value in words that cannot hold patient data."""
     return "nothing" if value is None else f"another {type(value).__name__}"
+
+
+def shown(value: object) -> str:
+    """A refused value as a person has given it, where it is their own."""
+    return f"{value!r:.{LONGEST_VALUE}}"
 
 
 def accepted(value: object, checks: Sequence[Check], place: str, got: Callable[[object], str] = another) -> Any:
@@ -174,4 +210,4 @@ def check_types(settings: Any) -> None:
     """
     for f in fields(settings):
         value = getattr(settings, f.name)
-        accepted(value, [OF_TYPE[f.type]], f"job variable {f.name}", lambda found: f"{found!r:.{LONGEST_VALUE}}")
+        accepted(value, [OF_TYPE[f.type]], f"job variable {f.name}", shown)

@@ -44,7 +44,7 @@ def read_document(file: Path, where: str, expected: str) -> object:
     """
     try:
         return read_json(file)
-    except (FileNotFoundError, IsADirectoryError):
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise FedMendError(f"{where}: expected {expected}, not found") from None
     except NameTwice as e:
         raise FedMendError(f"{where}: expected each name once in an object, got {e} twice") from None

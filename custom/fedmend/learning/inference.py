@@ -28,7 +28,7 @@ def chosen_device(word: str) -> torch.device:
     try:
         device = torch.device(word or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError):  # PyTorch raises all of them
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError):  # PyTorch raises all of them
         got = f"{word!r:.40}, with {torch.cuda.device_count()} GPUs here"
         raise FedMendError(f"--device: expected cpu, cuda or cuda:NUMBER of a GPU of this machine, got {got}") from None
     return device

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedmend.basics.checked import PATH, accepted, shown
 from fedmend.errors import FedMendError, not_installed
 from fedmend.records.run_folder import BEST_MODEL, MODEL, MODELS, RUN, load_run
 from fedmend.report.kinds import shown_as
@@ -52,7 +53,7 @@ class Run:
     """
 
     def __init__(self, folder: Path | str):
-        folder = Path(folder)
+        folder = accepted(folder, [PATH], "run", shown)
         found = [folder] if (folder / RUN).is_file() else sorted(file.parent for file in folder.rglob(RUN))
         if len(found) != 1:
             raise FedMendError(f"run: expected one {RUN} in {folder}, found {len(found) or 'none'}")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedmend.basics.checked import NAMES, TEXT, accepted, shown, whole
 from fedmend.basics.files import make_folder, write_text
 from fedmend.data.inputs import Inputs
 from fedmend.errors import FedMendError
@@ -23,6 +24,7 @@ from fedmend.package.opened import OpenedPackage
 from fedmend.preprocessing import MODALITIES
 
 PAGE, NUMBERS = "evaluation.html", "evaluation.json"
+COLUMNS = NAMES._replace(expected="a list of columns, such as ['sex', 'age:40,60']")
 BATCH = 64  # samples of an inference pass, where the package does not say that of its training
 
 
@@ -65,13 +67,11 @@ def evaluate_package(
     Raises:
         FedMendError: as there.
     """
-    if isinstance(by, str):  # whose letters would be columns
-        raise FedMendError(f"subgroups: expected a list of columns, such as ['sex', 'age:40,60'], got {by!r:.100}")
-    columns = [Column.of(words) for words in by]
+    accepted(split, [TEXT], "split", shown)
+    accepted(min_count, [whole(1)], "min_count", shown)
+    columns = [Column.of(words) for words in accepted(by, [COLUMNS], "subgroups", shown)]
     if len({c.name for c in columns}) < len(columns):
         raise FedMendError(f"subgroups: expected each column once, got {[c.name for c in columns]}")
-    if min_count < 1:
-        raise FedMendError(f"min_count: expected at least 1, got {min_count}")
     place = chosen_device(device)
     judged = judged_of(package, place)
     with tempfile.TemporaryDirectory() as cache:

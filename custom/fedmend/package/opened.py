@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmend.basics.checked import FLAG, OBJECT, TEXT, checked, one_of, taking, that
+from fedmend.basics.checked import FLAG, OBJECT, PATH, TEXT, accepted, checked, one_of, shown, taking, that
 from fedmend.errors import FedMendError
 from fedmend.labels import KIND_NAMES, MULTILABEL
 from fedmend.preprocessing import READER, Preprocessing
@@ -50,7 +50,7 @@ class OpenedPackage:
     """
 
     def __init__(self, folder: Path | str):
-        self.folder = find_package(Path(folder))
+        self.folder = find_package(accepted(folder, [PATH], "package", shown))
         self.info = read_package(self.folder)
         where = f"package {self.folder.name}, {ABOUT}"
         prepared = self.info.get("preprocessing")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedmend.basics.checked import PATH, PLACE, Check, accepted, shown, that, whole
 from fedmend.errors import FedMendError
 from fedmend.package.evaluate import Evaluated, evaluate_package
 from fedmend.package.opened import OpenedPackage
@@ -64,9 +65,12 @@ class Package(OpenedPackage):
         Raises:
             FedMendError: nothing to read, images of another modality, or a folder with something else.
         """
-        how: dict[str, Any] = {"device": device, "processes": processes, "progress": progress}
-        how["dicom"] = None if dicom is None else Path(dicom)
-        return predict(self, Path(source), Path(out), **how)
+        source, out = _path("source", source), _path("out", out, PLACE)
+        accepted(progress, [that(callable, "a function of two numbers")], "progress", shown)
+        how: dict[str, Any] = {"device": device, "progress": progress}
+        how["processes"] = None if processes is None else accepted(processes, [whole(1)], "processes", shown)
+        how["dicom"] = None if dicom is None else _path("dicom", dicom, PLACE)
+        return predict(self, source, out, **how)
 
     def export(
         self, *, monai: Path | str | None = None, onnx: Path | str | None = None, torch: Path | str | None = None
@@ -88,7 +92,7 @@ class Package(OpenedPackage):
         from fedmend.package.export_monai import write_bundle
 
         forms = ((write_bundle, monai, ""), (write_onnx, onnx, ".onnx"), (write_torch, torch, ".pt2"))
-        asked = [(write, Path(out), suffix) for write, out, suffix in forms if out is not None]
+        asked = [(write, _path("export", out), suffix) for write, out, suffix in forms if out is not None]
         if not asked:
             raise FedMendError("export: expected one of --monai, --onnx and --torch with a place to write to, got none")
         if self.preprocessing.spacing:
@@ -133,4 +137,9 @@ class Package(OpenedPackage):
             FedMendError: other classes, kind or modality, no such split or column, or images that cannot be read.
         """
         how: dict[str, Any] = {"split": split, "by": by, "min_count": min_count, "device": device}
-        return evaluate_package(self, Path(folder), Path(out) if out else None, **how)
+        return evaluate_package(self, _path("folder", folder), _path("out", out, PLACE) if out else None, **how)
+
+
+def _path(word: str, given: object, *checks: Check) -> Path:
+    path: Path = accepted(given, [PATH, *checks], word, shown)
+    return path

@@ -4,7 +4,21 @@ from dataclasses import dataclass, field
 import pytest
 from factories import refused
 
-from fedmend.basics.checked import AMOUNT, FLAG, TEXT, Check, accepted, checked, number, one_of, taking, that, whole
+from fedmend.basics.checked import (
+    AMOUNT,
+    FLAG,
+    PATH,
+    PLACE,
+    TEXT,
+    Check,
+    accepted,
+    checked,
+    number,
+    one_of,
+    taking,
+    that,
+    whole,
+)
 
 WHERE = "site-1: local/limits.json"
 
@@ -121,3 +135,19 @@ def test_a_number_has_a_range_of_its_own():
     assert accepted(0.5, [share], "here") == 0.5
     with refused("here: expected a number above 0 and below 1, got another int"):
         accepted(1, [share], "here")
+
+
+@pytest.mark.parametrize("given", [None, 3, b"x", "a\0b", "x" * 256, "card/below"])
+def test_what_the_system_cannot_look_up_is_no_path(tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "card").touch()
+    with refused(f"here: expected a path that can be looked up, got {given!r}"):
+        accepted(given, [PATH], "here", repr)
+
+
+def test_a_place_is_a_folder_or_new(tmp_path):
+    (tmp_path / "card").touch()
+    for place in (tmp_path, tmp_path / "new" / "below"):
+        assert accepted(str(place), [PATH, PLACE], "here") == place
+    with refused("here: expected a folder, or the name of a new one, got another str"):
+        accepted(str(tmp_path / "card"), [PATH, PLACE], "here")

@@ -36,7 +36,7 @@ def test_a_document_that_cannot_be_read_is_refused_in_a_sentence(tmp_path):
     (tmp_path / "x.json").write_text('{"a": 1')
     with refused("site-1: x.json: expected JSON, got a file that does not parse"):
         read_document(tmp_path / "x.json", "site-1: x.json", "in the folder")
-    for absent in (tmp_path / "y.json", tmp_path):
+    for absent in (tmp_path / "y.json", tmp_path, tmp_path / "x.json" / "below"):
         with refused("site-1: x.json: expected in the folder, not found"):
             read_document(absent, "site-1: x.json", "in the folder")
     (tmp_path / "x.json").write_text("[1]")

@@ -89,6 +89,34 @@ def multilabel(tmp_path, **columns):
     )
 
 
+WORDS = "subgroups: expected a list of columns, such as ['sex', 'age:40,60'], got"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"by": "sex"}, f"{WORDS} 'sex'"),
+        ({"by": [3]}, f"{WORDS} [3]"),
+        ({"by": None}, f"{WORDS} None"),
+        ({"min_count": "3"}, "min_count: expected a whole number >= 1, got '3'"),
+        ({"min_count": 2.5}, "min_count: expected a whole number >= 1, got 2.5"),
+        ({"min_count": 0}, "min_count: expected a whole number >= 1, got 0"),
+        ({"split": ["test"]}, "split: expected text, got ['test']"),
+        ({"out": 3}, "out: expected a path that can be looked up, got 3"),
+    ],
+)
+def test_what_python_gives_in_another_type_is_refused_in_a_sentence(tmp_path, given, sentence):
+    package, folder = multilabel(tmp_path)
+    with refused(sentence):
+        package.evaluate(folder, **given)
+
+
+def test_a_file_where_a_site_folder_should_be_is_refused(tmp_path):
+    package, folder = multilabel(tmp_path)
+    with refused("site.json: site.json: expected in the folder that data_root names, not found"):
+        package.evaluate(folder / "site.json")
+
+
 def test_decisions_are_those_of_predict(tmp_path):
     package, folder = multilabel(tmp_path)
     found = package.evaluate(folder).results
@@ -259,8 +287,6 @@ def test_what_does_not_fit_is_one_sentence(tmp_path):
         package.evaluate(folder, by=["age:40"])
     with refused("subgroups: expected each column once, got ['sex', 'sex']"):
         package.evaluate(folder, by=["sex", "sex:F"])
-    with refused("subgroups: expected a list of columns, such as ['sex', 'age:40,60'], got 'sex'"):
-        package.evaluate(folder, by="sex")
     with refused("site-1: site.json, field modality: expected CT, as the package, got MR"):
         package.evaluate(with_card(folder, modality="MR"))
     with refused("site-1: site.json, field task: expected 'multilabel', as the package, got 'singlelabel'"):

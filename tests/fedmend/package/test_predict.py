@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 
 import nibabel
@@ -18,6 +19,7 @@ from fedmend import Package
 from fedmend.data.readers import read_image, resize
 from fedmend.datasets import own_dicom
 from fedmend.datasets.own_site import SiteChoices
+from fedmend.errors import FedMendError
 from fedmend.learning.networks import initial_network
 from fedmend.learning.weights import get_weights
 from fedmend.package import masks as mask_files
@@ -66,6 +68,32 @@ def slices(folder, count=5, **fields):
     for n in range(count):
         stored = np.random.default_rng(n).integers(0, 80, (40, 40))
         make_dicom(folder / f"{n}.dcm", stored, StudyInstanceUID=f"1.{n % 2}", Modality="CT", **fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"processes": "2"}, "processes: expected a whole number >= 1, got '2'"),
+        ({"processes": 1.5}, "processes: expected a whole number >= 1, got 1.5"),
+        ({"processes": 0}, "processes: expected a whole number >= 1, got 0"),
+        ({"progress": None}, "progress: expected a function of two numbers, got None"),
+        ({"source": None}, "source: expected a path that can be looked up, got None"),
+        ({"out": "a\0b"}, "out: expected a path that can be looked up, got 'a\\x00b'"),
+        ({"dicom": 3}, "dicom: expected a path that can be looked up, got 3"),
+        ({"device": 1.5}, "--device: expected cpu, cuda or cuda:NUMBER of a GPU of this machine, got 1.5"),
+    ],
+)
+def test_what_python_gives_in_another_type_is_refused_in_a_sentence(tmp_path, given, sentence):
+    slices(tmp_path, 1)
+    with pytest.raises(FedMendError, match=re.escape(sentence)):
+        package(tmp_path).predict(**({"source": tmp_path / "0.dcm", "out": tmp_path / "out"} | given))
+
+
+def test_a_file_where_the_results_should_be_is_refused(tmp_path):
+    slices(tmp_path, 1)
+    file = str(tmp_path / "0.dcm")
+    with refused(f"out: expected a folder, or the name of a new one, got {file!r:.120}"):
+        package(tmp_path).predict(file, file)
 
 
 def test_scores_are_those_of_the_pixels_that_a_site_would_have_stored(tmp_path):
