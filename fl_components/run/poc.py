@@ -74,12 +74,12 @@ class ProvisionedFederation:
     def configure_sites(self, settings: Mapping[str, object]) -> None:
         """Writes every site's ``fedmend.json``: that of the simulator's policy with other values, its state outside the
         kit; and where these name it the server's folder of weights."""
+        laid = local_settings({"state_dir": DEFAULT, **settings})
         for site in self.sites:
-            file = self.kits / site / "local" / CONFIG_NAME
-            file.write_text(local_settings({"state_dir": DEFAULT, **settings}), encoding="utf-8")
+            (self.kits / site / "local" / CONFIG_NAME).write_text(laid, encoding="utf-8")
         if "weights_dir" in settings:  # of the server alone; on one machine a person gives it with those of the sites
             own = self.kits / self.server / "local" / CONFIG_NAME
-            known = json.loads(own.read_text(encoding="utf-8")) | {"weights_dir": settings["weights_dir"]}
+            known = json.loads(own.read_text(encoding="utf-8")) | {"weights_dir": json.loads(laid)["weights_dir"]}
             own.write_text(json.dumps(known, indent=2), encoding="utf-8")
 
     def start(self, *names: str) -> None:

@@ -32,6 +32,7 @@ POLICY = Path(__file__).resolve().parents[2] / "simulator_workspace" / "local"
 GRACE, LAST_WORDS = 60.0, 5.0  # seconds between the end of a run, or the sentence that ends it, and the simulator's
 TRIES = 5  # of FLARE to listen on a port that is taken, within 20 s; it would go on for ever
 TAKEN = "server: expected a free port, got one that another process has taken in the same moment; start it again"
+STARTS_HERE = {"data_root", "weights_dir"}  # paths of fedmend.json that a person types; others start at the workspace
 DEFAULT_SITES = 2  # of the simulator, where a job names none
 
 
@@ -40,7 +41,8 @@ def lay_policy(workspace: Path, site_settings: Mapping[str, object]) -> None:
 
     Args:
         workspace: a new folder or that of an earlier run, because the simulator empties it.
-        site_settings: fields of ``fedmend.json``; a relative ``data_root`` starts at the current folder.
+        site_settings: fields of ``fedmend.json``; a relative ``data_root`` or ``weights_dir`` starts at the
+            current folder.
 
     Raises:
         FedMendError: the policy is not there (FedMend was not installed from its checkout), or the workspace holds
@@ -97,9 +99,9 @@ def _refuse_verdicts(workspace: Path) -> None:
 def local_settings(site_settings: Mapping[str, object]) -> str:
     """Content of ``fedmend.json`` for a trial on this machine: the tracked one with other values."""
     settings = {**read_json(POLICY / CONFIG_NAME), **site_settings}
-    data_root = site_settings.get("data_root")
-    if isinstance(data_root, str) and data_root not in ("", PHANTOM):
-        settings["data_root"] = str(Path(data_root).expanduser().absolute())
+    for name in STARTS_HERE & {*site_settings}:
+        if isinstance(folder := settings[name], str) and folder and (name, folder) != ("data_root", PHANTOM):
+            settings[name] = str(Path(folder).expanduser().absolute())
     return json.dumps(settings, indent=2) + "\n"
 
 

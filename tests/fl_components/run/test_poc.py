@@ -101,7 +101,7 @@ def test_every_site_gets_the_phantom_or_the_data_that_are_named(provisioned):
             assert settings["state_dir"] == "../fedmend-state/{SITE_NAME}"
 
 
-def test_a_folder_of_weights_is_the_servers_too(provisioned):
+def test_a_folder_of_weights_is_the_servers_too(provisioned, tmp_path, monkeypatch):
     own = provisioned.kits / provisioned.server / "local" / "fedmend.json"
     own.parent.mkdir(parents=True)
     own.write_text('{"data_root": "a server has no data", "min_count": 5}')
@@ -113,6 +113,9 @@ def test_a_folder_of_weights_is_the_servers_too(provisioned):
         "min_count": 5,
         "weights_dir": "/models",
     }
+    monkeypatch.chdir(tmp_path)
+    provisioned.configure_sites({"weights_dir": "models"})
+    assert json.loads(own.read_text())["weights_dir"] == str(tmp_path / "models")
 
 
 def test_whatever_goes_wrong_everything_is_stopped(provisioned, monkeypatch):

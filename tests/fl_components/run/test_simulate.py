@@ -65,6 +65,13 @@ def test_a_relative_data_root_starts_at_the_folder_of_the_person_who_types_it(tm
     assert settings["state_dir"] == "state"  # stays in the workspace
 
 
+def test_a_relative_folder_of_weights_starts_there_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lay_policy(tmp_path / "w", {"weights_dir": "models"})
+    settings = json.loads((tmp_path / "w" / "local" / "fedmend.json").read_text())
+    assert settings["weights_dir"] == str(tmp_path / "models")
+
+
 OTHER_FILES = "--workspace: expected a new folder or one of an earlier run, got one with other files"
 
 
