@@ -15,7 +15,7 @@ from fedmend.basics.checked import NAMES, PATH, PLACE, accepted, shown, whole
 from fedmend.basics.json_files import parse_json
 from fedmend.errors import FedMendError
 from fedmend.local.opened_run import Run
-from fl_components.job.folder import Changes, configure_job, job_variants, read_job
+from fl_components.job.folder import Changes, changed, check_values, configure_job, job_variants, read_job
 from fl_components.job.variants import SHARED
 
 __all__ = ["Job", "Run"]
@@ -41,7 +41,8 @@ class Job:
         variants: name → line of all variants that the job has.
 
     Raises:
-        FedMendError: no job, or one that does not train; unknown variant or setting, or a value of another kind.
+        FedMendError: no job, or one that does not train; unknown variant or setting, or a value of another kind, or one
+            that no run can have.
 
     Example::
 
@@ -54,6 +55,7 @@ class Job:
         number = accepted(_plain("sites", sites or 0), [whole()], "sites", shown)
         self._changes = Changes(as_json(variables, "job variable"), names, number)
         settings = read_job(self.folder, self._changes)
+        check_values(changed(self.folder, self._changes))
         self.name, self.sites, self.variables = settings.name, settings.sites, dict(settings.settings)
         self.run_name, self.method = settings.run["run_name"], settings.run["method"]
         self._rounds = settings.run["num_rounds"]

@@ -201,6 +201,20 @@ def check_values(files: JobFiles) -> None:
     for part in all_parts:
         if make := settings.get(part.id):
             made_of(part, make, job)
+        if part.id == CONTROLLER:
+            _check_network(part.args["network"], len(part.args["classes"]))
+
+
+def _check_network(name: str, num_classes: int) -> None:
+    """Builds a network of ours without its memory; the library of another one need not be installed here."""
+    import torch
+
+    from fedmend.learning.network_names import plain_name
+    from fedmend.learning.networks import MONAI, TIMM, build_network
+
+    if not plain_name(name).startswith((TIMM, MONAI)):
+        with torch.device("meta"):
+            build_network(name, num_classes)
 
 
 def read_job(job: Path, changes: Changes = UNCHANGED) -> JobSettings:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from factories import ROOT, refused
 from job_factories import write_job
 from run_factories import make_run
 
+from fedmend.errors import FedMendError
 from fedmend.records.run_folder import RUN_FOLDER
 from fl_components import api
 from fl_components.api import Job, Run
@@ -97,6 +99,20 @@ def test_a_job_of_ours_is_found_by_its_name_and_a_folder_here_comes_first(tmp_pa
 def test_what_the_command_refuses_is_refused_at_once(job, given, sentence):
     with refused(sentence):
         Job(job, **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "sentence"),
+    [
+        ("condist_organs", {"spacing": [2, 2, 2], "patch": ["1", "2", "3"]}, "got ['1', '2', '3']"),
+        ("condist_organs", {"spacing": [2, 2, 2], "patch": [16, 16, 0]}, "got [16, 16, 0]"),
+        ("evaluate", {"packages": [3]}, "expected a list of different packages, got [3]"),
+        ("fedmlp_ich", {"network": "nosuch"}, "timm/NAME or monai/NAME, got 'nosuch'"),
+    ],
+)
+def test_a_value_that_no_run_can_have_is_refused_when_a_job_is_opened(name, given, sentence):
+    with pytest.raises(FedMendError, match=re.escape(sentence)):
+        Job(name, **given)
 
 
 TOO_LONG = "x" * 256

@@ -5,6 +5,7 @@ from factories import ROOT, refused
 from job_factories import CLIENT, SERVER, write_job
 
 from fedmend.errors import FedMendError
+from fedmend.learning.networks import NETWORKS
 from fl_components.job import folder
 from fl_components.job.folder import Changes, all_jobs, configure_job, read_job
 from fl_components.job.settings import Component
@@ -175,6 +176,10 @@ def test_a_run_name_that_is_a_number_is_left_to_the_server_to_refuse(job):
             "job fedmlp_ich: expected arguments of fl_components.executor.MethodExecutor, got others: expected"
             " batch_size >= 2 and image_size >= 32, got 0 and 32",
         ),
+        (
+            {"network": "nosuch"},
+            f"job variable network: expected one of {sorted(NETWORKS)}, timm/NAME or monai/NAME, got 'nosuch'",
+        ),
     ],
 )
 @pytest.mark.parametrize("strict", [False, True])
@@ -182,3 +187,8 @@ def test_a_value_that_no_run_can_have_is_refused_before_anything_starts(tmp_path
     with refused(sentence):
         configure_job(ROOT / "jobs" / "fedmlp_ich", tmp_path / "out", Changes(changes), strict=strict)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_network_of_a_library_that_this_machine_may_lack_is_left_to_the_sites(tmp_path):
+    configure_job(ROOT / "jobs" / "fedmlp_ich", tmp_path / "out", Changes({"network": "timm/of_another_version"}))
+    assert read_job(tmp_path / "out").run["network"] == "timm/of_another_version"
