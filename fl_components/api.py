@@ -57,7 +57,7 @@ class Job:
         settings = read_job(self.folder, self._changes)
         check_values(changed(self.folder, self._changes))
         self.name, self.sites, self.variables = settings.name, settings.sites, dict(settings.settings)
-        self.run_name, self.method = settings.run["run_name"], settings.run["method"]
+        self.run_name, self.method = settings.run["run_name"], settings.run.get("method", "")
         self._rounds = settings.run["num_rounds"]
         self.variants = {name: variant.about for name, variant in job_variants(self.folder).items()}
 

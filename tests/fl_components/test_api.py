@@ -1,5 +1,6 @@
 """Jobs from Python before anything runs; what the places do has tests of its own."""
 
+import copy
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from factories import ROOT, refused
-from job_factories import write_job
+from job_factories import SERVER, write_job
 from run_factories import make_run
 
 from fedmend.errors import FedMendError
@@ -68,6 +69,12 @@ def test_a_job_shows_its_name_method_variables_and_variants(job):
     assert shown[:2] == [repr(opened), "variables:"]
     assert "  batch_size      2" in shown
     assert shown[-2:] == ["variants:", "  long  a longer run"]
+
+
+def test_a_job_that_does_not_name_its_method_is_opened(tmp_path):
+    server = copy.deepcopy(SERVER)
+    del server["workflows"][0]["args"]["method"]  # for report and log alone
+    assert Job(write_job(tmp_path / "job", server=server)).method == ""
 
 
 def test_a_job_of_ours_is_found_by_its_name_and_a_folder_here_comes_first(tmp_path, monkeypatch):
