@@ -86,7 +86,7 @@ def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, lis
         FedMendError: nothing there, a table without images, or images of another modality.
     """
     left_out = 0
-    if source.suffix.lower() == ".csv":
+    if source.suffix.lower() == ".csv" and source.is_file():
         root, items = source.parent, _apart(_of_table(source, modality, volumes))
     elif source.is_dir():
         root = source

@@ -89,6 +89,12 @@ def test_what_python_gives_in_another_type_is_refused_in_a_sentence(tmp_path, gi
         package(tmp_path).predict(**({"source": tmp_path / "0.dcm", "out": tmp_path / "out"} | given))
 
 
+def test_a_table_that_is_not_there_is_refused_as_a_folder_is(tmp_path):
+    file = tmp_path / "asked.csv"
+    with refused(f"predict: expected a folder, an image or a CSV, {file} is not there"):
+        find_items(file, modality="CT", volumes=False)
+
+
 def test_a_file_where_the_results_should_be_is_refused(tmp_path):
     slices(tmp_path, 1)
     file = str(tmp_path / "0.dcm")
