@@ -6,8 +6,7 @@ is one transaction, and recording a (rule, round) again takes its earlier entrie
 force first, so that a repeated or resumed round leaves the ledger as if it had run once.
 
 Every transaction that changes what is in force leaves a *mark*: 16 random bytes, which tell nothing about the repairs.
-The server is told the latest one, keeps it and gives it back with the next question. A ledger without it is an older
-copy, or a new file.
+The server keeps the latest and gives it back with the next question; a ledger without it is an older copy, or new.
 """
 
 import contextlib
@@ -174,13 +173,14 @@ class Ledger(ABC):
             return _undo(db, rule, from_round)
 
     def begin(self) -> None:
-        """For another run: takes all repairs out of force, and forgets all marks, as the earlier one cannot go on."""
+        """For another run: takes all repairs out of force; no earlier mark counts, as the earlier run cannot go on."""
         with self._transaction() as db:
             _undo(db, ANY_RULE, FIRST)
-            db.execute("DELETE FROM marks")
+            if db.execute("DELETE FROM marks").rowcount:  # whoever knows the ledger without one reads it again
+                _leave_mark(db)
 
     def mark(self) -> str:
-        """The latest mark; empty where nothing was recorded in this run."""
+        """The latest mark; empty where nothing was recorded."""
         with self._transaction() as db:
             return _latest_mark(db)
 

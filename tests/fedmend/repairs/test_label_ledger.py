@@ -14,7 +14,7 @@ from fedmend.errors import WAY_ON, FedMendError
 from fedmend.repairs import verdicts
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
 from fedmend.repairs.ledger import read_history, read_verdicts, to_csv, undo_file
-from fedmend.repairs.verdicts import REJECT, Verdict
+from fedmend.repairs.verdicts import REJECT, RELABEL, Verdict
 
 RULE, OTHER = "fedmlp.missing_label_detection", "fedlsm.relabel"
 LABELS = np.array([[1, -1], [0, -1], [-1, 0], [-1, 1]], dtype=np.int8)
@@ -376,6 +376,14 @@ def test_what_another_process_writes_counts_in_the_next_target(tmp_path):
     assert book.apply(LABELS)[:2].tolist() == [[1, -1], [0, 0]]
     undo_file(tmp_path / "ledger.sqlite")
     assert book.apply(LABELS)[:2].tolist() == [[1, -1], [0, -1]]
+
+
+def test_a_verdict_before_another_run_began_counts_for_who_read_the_ledger_when_it_was_empty(tmp_path):
+    book, review = ledger(tmp_path), ledger(tmp_path)
+    assert book.apply(LABELS)[0].tolist() == LABELS[0].tolist()
+    review.judge(Verdict(0, 0, RELABEL, 1, 0, "", -1, reviewer="AB"))
+    review.begin()
+    assert book.apply(LABELS)[0, 0] == 0
 
 
 def test_repairs_and_verdicts_are_read_as_of_one_moment(tmp_path, monkeypatch):
