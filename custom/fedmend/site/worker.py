@@ -221,8 +221,9 @@ class SiteWorker:
                 result.privacy = private.announce(trainer.local_epochs, task.total_rounds)
             return result
         count_task(name, config, site.state, asked)
-        begin(site, run.mark)
         model = self._model(opened, question)
+        begin(site, run.mark)  # a message that does not fit takes nothing away
+        put_norm(trainer.norm, model, task, site)
         if question.evaluate:
             evaluated = method.evaluated(model, task, site)
             for split, data in site.data.evaluation.items():
@@ -263,7 +264,6 @@ class SiteWorker:
             deep = run.network.startswith(VOLUME)
             model = model.to(memory_format=torch.channels_last_3d if deep else torch.channels_last)
         set_weights(model, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in question.weights.items()})
-        put_norm(self._settings.trainer.norm, model, question.tasks[site.name], site)
         return model
 
     @staticmethod

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from factories import LABELS, make_site_folder
 from torch_factories import PlainMethod, PlainRound
-from worker_factories import Client, census_task, one_site
+from worker_factories import Client, census_task, global_model, one_site
 
 from fedmend.basics.state import StateStore
+from fedmend.method import RoundTask
 from fedmend.repairs.label_ledger import Repairs
 from fedmend.repairs.ledger import read_history
 from fedmend.repairs.site_run import LEDGER_NAME
@@ -78,6 +79,18 @@ def test_a_census_and_a_task_outside_a_run_take_nothing_from_a_run(site):
     assert site.ask("census", census_task()).error == ""
     site.run = replace(site.run, mark="")
     assert site.train(1).report["counts"].tolist() == [1, 1, 1]
+
+
+def test_a_task_of_another_run_that_does_not_fit_takes_nothing_away(site):
+    site.train(0)
+    site.run = replace(site.run, mark=SECOND)
+    task = RoundTask("train", 0, 3, {"unknown": np.zeros(1)}, seed=7)
+    assert "knowledge of the server" in site.ask("train", task, global_model()).error
+    assert "global model" in site.ask("train", replace(task, knowledge={}), {}).error
+    assert in_force(site) == [0]
+    assert (
+        site.ask("train", replace(task, round_num=1, knowledge={}), global_model()).report["counts"].tolist() == [0] * 3
+    )
 
 
 def test_the_earlier_run_does_not_go_on_with_what_is_left_of_it(site):
