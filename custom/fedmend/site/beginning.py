@@ -14,14 +14,17 @@ RUN, STEP = "run", "training_step"  # in the site's state: mark of the run, memo
 KEPT = (RUN, STEP, OPENED, STAMPS, NOTED, TASKS)  # of the site and its data, whichever run it is
 
 
-def begin(site: Site, mark: str) -> None:
+def begin(site: Site, mark: str, ledger_mark: str) -> None:
     """Takes repairs of another run of this name out of force and forgets its state; verdicts of people stay.
 
     Args:
         site: with state and ledger of the run_name.
         mark: of the run that asks; empty: none is told apart.
+        ledger_mark: which the ledger has left in this run; empty: none. A ledger with one stays as it is, although the
+            state is another one: it was put back alone.
     """
     if mark and site.state.load(RUN) != mark:
-        site.ledger.begin()
+        if not ledger_mark:
+            site.ledger.begin()
         site.state.forget_all_but(KEPT)
         site.state.save(RUN, mark)

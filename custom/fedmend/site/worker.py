@@ -222,7 +222,7 @@ class SiteWorker:
             return result
         count_task(name, config, site.state, asked)
         model = self._model(opened, question)
-        begin(site, run.mark)  # a message that does not fit takes nothing away
+        begin(site, run.mark, task.ledger_mark)  # a message that does not fit takes nothing away
         put_norm(trainer.norm, model, task, site)
         if question.evaluate:
             evaluated = method.evaluated(model, task, site)

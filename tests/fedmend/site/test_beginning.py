@@ -1,5 +1,6 @@
 """Another run under the name of an earlier one."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -99,6 +100,17 @@ def test_the_earlier_run_does_not_go_on_with_what_is_left_of_it(site):
     site.train(0)
     site.run = replace(site.run, mark=FIRST)
     assert "got a ledger without the latest" in site.train(1, mark=told).error
+
+
+def test_a_ledger_that_is_put_back_without_the_state_keeps_its_repairs(site):
+    told = site.train(0).ledger_mark
+    ledger = (folder(site) / LEDGER_NAME).read_bytes()
+    shutil.rmtree(folder(site))
+    folder(site).mkdir()
+    (folder(site) / LEDGER_NAME).write_bytes(ledger)
+    site.start()
+    assert site.train(1, mark=told).report["counts"].tolist() == [0, 0, 0]
+    assert in_force(site) == [0, 1]
 
 
 def test_the_tasks_of_an_earlier_run_count_against_the_limit(site):
