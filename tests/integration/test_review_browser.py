@@ -180,6 +180,52 @@ def test_a_note_and_taking_back(run, browser, server):
     assert [v.word for v in Desk(run).ledger.verdicts()] == ["reject", "withdraw"]
 
 
+def test_keys_with_caps_lock_and_on_a_keyboard_with_other_letters(run, browser, server):
+    open_first(browser, server)
+    judge_by_key(browser, "A")
+    here = browser.current_url
+    pressed = "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'к', code: 'KeyR', bubbles: true}))"
+    browser.execute_script(pressed)
+    until(browser, lambda: browser.current_url != here)
+    assert [v.word for v in Desk(run).ledger.verdicts()] == ["accept", "reject"]
+
+
+def test_the_last_verdict_is_taken_back_by_one_key(run, browser, server):
+    open_first(browser, server)
+    here = browser.current_url
+    judge_by_key(browser, "a")
+    press(browser, "z")
+    until(browser, lambda: browser.current_url == here)
+    assert [v.word for v in Desk(run).ledger.verdicts()] == ["accept", "withdraw"]
+
+
+def test_the_browser_asks_before_it_leaves_a_note_that_was_not_sent(browser, server):
+    asks = """const leaving = new Event("beforeunload", {cancelable: true});
+        window.dispatchEvent(leaving);
+        return leaving.defaultPrevented"""
+    open_first(browser, server)
+    assert not browser.execute_script(asks)
+    press(browser, "n")
+    browser.switch_to.active_element.send_keys("motion")
+    assert browser.execute_script(asks)
+    browser.execute_script("document.getElementById('judge').dataset.sent = 'yes'")
+    assert not browser.execute_script(asks)
+
+
+def test_a_slice_beside_it_that_cannot_be_read_is_a_sentence(tmp_path, browser, server):
+    open_first(browser, server)
+    own = int(re.search(r"/item/(\d+)/", browser.current_url)[1])
+    beside = own - 1 if own % 8 else own + 1
+    sorted((tmp_path / "data" / "images").glob("*.dcm"))[beside].unlink()
+    unread = browser.find_element(By.ID, "unread")
+    assert not unread.is_displayed()
+    press(browser, Keys.ARROW_UP if own % 8 else Keys.ARROW_DOWN)
+    until(browser, unread.is_displayed)
+    assert unread.text == "image: expected a file that can be read, got none"
+    press(browser, Keys.ARROW_DOWN if own % 8 else Keys.ARROW_UP)
+    until(browser, lambda: not unread.is_displayed())
+
+
 def test_the_page_behind_the_back_button_knows_of_the_verdict_and_takes_it_back(run, browser, server):
     open_first(browser, server)
     here = browser.current_url

@@ -29,7 +29,7 @@ from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedmend.errors import FedMendError
-from fedmend.repairs.verdicts import JudgedMeanwhile, check_reviewer
+from fedmend.repairs.verdicts import JudgedMeanwhile, Verdict, check_reviewer
 from fedmend.review.desk import ALL, JUDGED, OPEN, ORDERS, OWN, REPAIRS, Choice, Desk, Item
 from fedmend.review.maps import Maps
 from fedmend.review.shown import Shown
@@ -153,13 +153,15 @@ class Pages:
     def __init__(self, desk: Desk, session: Session):
         self._desk, self._session, self._shown, self._maps = desk, session, Shown(desk), Maps(desk)
         self._reviewer = ""
+        self._last: Verdict | None = None
+        self._notes: dict[tuple[int, int], str] = {}  # of verdicts that were refused or taken back, for the next try
         self._templates = Jinja2Templates(directory=HERE / "templates")
 
     def _page(self, request: Request, name: str, status: int = 200, **words: object) -> Response:
         desk = self._desk
         common = {"run": desk.run, "site": desk.site, "phantom": desk.card.phantom, "reviewer": self._reviewer}
-        given = {**common, "classes": desk.classes, "form": self._session.form, "masks": desk.masks, **words}
-        return self._templates.TemplateResponse(request, f"{name}.html", given, status_code=status)
+        common |= {"classes": desk.classes, "form": self._session.form, "masks": desk.masks, "last": self._last}
+        return self._templates.TemplateResponse(request, f"{name}.html", {**common, **words}, status_code=status)
 
     def problem(self, request: Request, error: Exception) -> Response:
         """A page with one sentence."""
@@ -237,6 +239,7 @@ class Pages:
             item=item,
             line=self._shown.line(item),
             picture=self._shown.about(item.sample),
+            note=self._notes.get((item.sample, item.label_class), ""),
             place=place,
             count=len(found),
             link=_link(choice),
@@ -265,6 +268,8 @@ class Pages:
         word, note = str(form.get("word", "")), str(form.get("note", "")).replace("\r", "")
         following = self._following(choice, (item.sample, item.label_class))
         text, seen = str(form.get("value", "")), str(form.get("seen", ""))
+        if note:
+            self._notes[item.sample, item.label_class] = note
         try:
             if form.get("shown", item.shown) != item.shown:
                 raise JudgedMeanwhile("verdict: expected a label as it was shown, it was repaired anew; look again")
@@ -272,11 +277,13 @@ class Pages:
                 raise JudgedMeanwhile("verdict: expected the initials that the page shows, got others; look again")
             if word == "back":
                 self._desk.take_back(item, reviewer=self._reviewer, seen=seen)
+                self._last = None
             else:
                 value = int(text) if word == "relabel" and _is_number(text) else None
                 if word == "relabel" and value is None:
                     raise FedMendError("verdict, label: expected one of the job's, got another")
-                self._desk.judge(item, word, reviewer=self._reviewer, note=note, value=value, seen=seen)
+                self._last = self._desk.judge(item, word, reviewer=self._reviewer, note=note, value=value, seen=seen)
+                self._notes.pop((item.sample, item.label_class), None)
         except JudgedMeanwhile as e:
             return self._page(request, "problem", 409, sentence=str(e), back=request.url.path.replace("judge", "item"))
         here = f"/item/{item.sample}/{item.label_class}?{_link(choice)}"

@@ -78,7 +78,7 @@ class Shown:
 
     def _label(self, item: Item, value: int) -> str:
         if self._desk.masks:
-            return f"{value:,} voxels"
+            return f"{value:,} voxel{'' if value == 1 else 's'}"
         return {NOT_ANNOTATED: "blank", 0: "no", 1: "yes"}[value]
 
     def _verdict(self, verdict: Verdict | None) -> str:

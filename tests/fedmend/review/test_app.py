@@ -68,8 +68,9 @@ def test_an_image_or_mask_that_was_replaced_since_the_run_has_a_mark(tmp_path, b
 
 
 def test_of_masks_original_and_added_marks_can_be_laid_over_the_image(tmp_path):
-    browser = Browser(Desk(make_mask_run(tmp_path, 1)))
+    browser = Browser(Desk(make_mask_run(tmp_path, 1, 2)))
     assert 'id="added"' in browser.get("/item/1/0").text
+    assert "Original 0 voxels Repaired 1 voxel " in words(browser.get("/item/2/0"))
     for which in ("original", "added", "removed"):
         assert browser.get(f"/outline/1/0/{which}.png").content[:4] == b"\x89PNG"
     assert (
@@ -117,6 +118,31 @@ def test_another_label_and_taking_back(browser):
     assert browser.judge(0, "back", seen=verdict.name).headers["location"] == "/item/0/1?"
     assert browser.desk.ledger.repairs()[0, 1] == 1
     assert 'value="back"' not in browser.get("/item/0/1").text
+
+
+def test_the_last_verdict_is_taken_back_from_the_next_label_and_from_an_empty_queue(browser):
+    browser.judge(0, REJECT)
+    for page in (browser.get("/item/1/1").text, browser.get("/queue?round_num=8").text):
+        form = page.split('action="/judge/0/1?')[1].split("</form>")[0]
+        fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
+        assert "Take back the last verdict: fracture" in form
+    assert browser.post("/judge/0/1", **fields).headers["location"] == "/item/0/1?"
+    assert [v.word for v in browser.desk.ledger.verdicts()] == [REJECT, "withdraw"]
+    assert "Take back" not in browser.get("/item/1/1").text
+
+
+def test_a_note_waits_at_its_label_when_the_verdict_is_refused_or_taken_back(tmp_path):
+    run = make_run(tmp_path, *TAGS)
+    one, other = Browser(Desk(run)), Browser(Desk(run))
+    one.judge(0, ACCEPT)
+    assert other.judge(0, REJECT, note="motion < 1").status_code == 409
+    assert ">motion &lt; 1</textarea>" in other.get("/item/0/1").text
+    shown = other.desk.item(0, 1).verdict.name
+    other.judge(0, "back", seen=shown, note="motion < 1")
+    assert ">motion &lt; 1</textarea>" in other.get("/item/0/1").text
+    other.judge(0, REJECT, note="motion < 1")
+    assert "</textarea>" in (page := other.get("/item/0/1").text)
+    assert ">motion &lt; 1</textarea>" not in page
 
 
 def test_two_people_do_not_write_over_each_other(tmp_path):

@@ -8,6 +8,12 @@ function typing(target) {
   return target.matches("input:not([type=checkbox]), textarea, select");
 }
 
+// The letter of a key with Caps Lock, too; on a keyboard without Latin letters the one in its place.
+function keyOf(event) {
+  const place = event.key > "~" && /^Key([A-Z])$/.exec(event.code);
+  return place ? place[1].toLowerCase() : event.key.length === 1 ? event.key.toLowerCase() : event.key;
+}
+
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (typing(event.target)) {
@@ -15,13 +21,14 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   if (event.repeat && !event.key.startsWith("Arrow")) return; // a key that is held judges and leaves one label
-  const button = document.querySelector(`#judge button[data-key="${CSS.escape(event.key)}"]`);
+  const key = keyOf(event);
+  const button = document.querySelector(`button[data-key="${CSS.escape(key)}"]`);
   const links = { j: "skip", q: "queue" };
   if (button) button.click();
-  else if (event.key in links) document.getElementById(links[event.key]).click();
-  else if (event.key === "n") document.getElementById("note").focus();
-  else if (event.key === "o") document.querySelectorAll(".switch").forEach((box) => box.click());
-  else if (event.key === "h") showMap();
+  else if (key in links) document.getElementById(links[key]).click();
+  else if (key === "n") document.getElementById("note").focus();
+  else if (key === "o") document.querySelectorAll(".switch").forEach((box) => box.click());
+  else if (key === "h") showMap();
   else if (event.key === "ArrowUp") beside(-1);
   else if (event.key === "ArrowDown") beside(1);
   else return;
@@ -48,6 +55,11 @@ document.getElementById("judge").addEventListener("submit", (event) => {
   event.target.dataset.sent = "yes";
 });
 
+// A note goes with a verdict; the browser asks before it leaves one that was not sent.
+window.addEventListener("beforeunload", (event) => {
+  if (document.getElementById("note").value.trim() && !document.getElementById("judge").dataset.sent) event.preventDefault();
+});
+
 if (stack) {
   const neighbours = JSON.parse(stack.dataset.neighbours);
   const windows = JSON.parse(stack.dataset.windows);
@@ -67,8 +79,10 @@ if (stack) {
     picture.src = address();
   }
 
-  function drawn() {
+  function drawn(event) {
     waiting = false;
+    picture.hidden = event.type === "error";
+    document.getElementById("unread").hidden = !picture.hidden;
     if (again) { again = false; draw(); }
   }
   picture.addEventListener("load", drawn);
