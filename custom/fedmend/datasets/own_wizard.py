@@ -16,7 +16,7 @@ from fedmend.basics.words import say
 from fedmend.data.card import CARD_NAME, stays_below
 from fedmend.data.identity import as_on_disk, file_key, is_missing, loose, names_of, one_path
 from fedmend.data.look import look_at, proposal, some_of
-from fedmend.data.readers import PICTURE_SUFFIXES
+from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES
 from fedmend.datasets import own_csv, own_datalist, own_dicom
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import class_names, class_words
@@ -143,8 +143,10 @@ class Wizard:
         why = "the first table or datalist in the folder" if tables else "no CSV or JSON file lies in the folder"
         answer = self._answer("labels", "Table of labels (CSV) or datalist (JSON)", proposed, why)
         if answer == NONE:
-            kinds = {f.suffix.lower() in PICTURE_SUFFIXES for f in folder.rglob("*") if f.is_file()}
-            need(kinds != {True}, "init, table of labels", "one beside pictures (--labels FILE)", "none")
+            names = {f.name.lower() for f in folder.rglob("*") if f.is_file()}
+            other = {n for n in names if not n.endswith((*PICTURE_SUFFIXES, *NIFTI_SUFFIXES, ".json"))}
+            wanted = "a table beside pictures, or a datalist of volumes and their masks, (--labels FILE)"
+            need(not names or bool(other), "init, table of labels", wanted, "none")
             return None
         if not Path(answer).is_file():
             raise FedMendError("init, table of labels: expected a file, not found")

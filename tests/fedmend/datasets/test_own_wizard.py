@@ -186,10 +186,24 @@ def test_dicom_files_without_labels_become_a_table_to_be_filled_in(tmp_path, tal
     assert "1 images of 1 patients in 0 studies and 0 series" in said
 
 
+NO_TABLE = (
+    "init, table of labels: expected a table beside pictures, or a datalist of volumes and their masks,"
+    " (--labels FILE), got none"
+)
+
+
 def test_pictures_without_labels_are_refused(films, talk):
     (films / "labels.csv").unlink()
-    with refused("init, table of labels: expected one beside pictures (--labels FILE), got none"):
+    with refused(NO_TABLE):
         talk([""], folder=str(films))
+
+
+def test_volumes_without_a_datalist_are_refused_and_not_taken_for_dicom(tmp_path, talk):
+    (tmp_path / "ms" / "sub-01").mkdir(parents=True)
+    for name in ("flair.nii.gz", "flair.json", "mask.NII"):
+        (tmp_path / "ms" / "sub-01" / name).write_bytes(b"")
+    with refused(NO_TABLE):
+        talk([""], folder=str(tmp_path / "ms"))
 
 
 def test_labels_by_study_are_joined_to_dicom_files(tmp_path, talk):
