@@ -4,6 +4,8 @@ Spreadsheets and data frames change what they hold: 00101 becomes 101, and 7 bec
 writing differs, the thing is one. Where that cannot be known, it is refused: a guess would give somebody's label away.
 """
 
+import contextlib
+import glob
 import os
 import posixpath
 import re
@@ -14,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
 
+from fedmend.data.readers import PICTURE_SUFFIXES
 from fedmend.errors import FedMendError
 
 # What programs write for a missing value, in small letters: pandas and numpy, R, SQL, SAS, Weka, spreadsheets.
@@ -177,6 +180,15 @@ def as_on_disk(root: Path, image: str) -> str:
             part = next((name for name in os.listdir(place) if unicodedata.normalize("NFC", name) == letters), part)
         place /= part
     return place.relative_to(root).as_posix() + frame
+
+
+def with_an_ending(file: Path) -> str:
+    """Words that say with which ending of images a file is there that a table names without one; "" where none is."""
+    with contextlib.suppress(ValueError, OSError):
+        endings = {f.suffix for f in file.parent.glob(f"{glob.escape(file.name)}.*") if f.stem == file.name}
+        if found := sorted(e for e in endings if e.lower() in (*PICTURE_SUFFIXES, ".dcm")):
+            return f"; it is there with the ending {found[0]}"
+    return ""
 
 
 def file_key(root: Path, image: str) -> tuple[int, int, str] | None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedmend.basics.files import whole_folder
 from fedmend.data.card import IMAGE, STUDY, WINDOWS, load_card, stays_below, write_card
-from fedmend.data.identity import as_on_disk, file_key, one_patient, split_frame
+from fedmend.data.identity import as_on_disk, file_key, one_patient, split_frame, with_an_ending
 from fedmend.data.look import look_at, notes_of, proposal, some_of
 from fedmend.data.plausible import contact_sheet, findings, training_pictures
 from fedmend.data.raw import is_window
@@ -95,7 +95,7 @@ def found_files(images: Sequence[str], root: Path, where: Callable[[int], str]) 
             inside = inside and (root / split_frame(image)[0]).resolve().is_relative_to(top)
             key = file_key(root, image)
         if not inside or key is None:
-            got = "got another" if not inside else "not found"
+            got = "got another" if not inside else f"not found{with_an_ending(root / image)}"
             raise FedMendError(f"{where(i)}: expected a file below the folder of the images, {got}")
         names.append(image)
         firsts.append(first.setdefault(key, i))

@@ -195,6 +195,12 @@ def test_a_link_that_leads_to_itself_is_no_image(site, tmp_path):
         site([("a.png", 1, 1)], files=[])
 
 
+def test_a_name_without_its_ending_is_refused_with_the_ending_that_is_there(site):
+    sentence = "labels.csv row 2, column image: expected a file below the folder of the images, not found; it is there"
+    with refused(f"{sentence} with the ending .JPG"):
+        site([("a/IMG_1", 1, 1)], files=["a/IMG_1.JPG", "a/IMG_1.b.png"])
+
+
 @pytest.mark.parametrize("other", ["0.nii#01", "0.nii#1 ", "1.nii#0"])
 def test_a_slice_under_another_number_is_the_same_image(tmp_path, other):
     write_nifti(tmp_path / "0.nii", voxels(0))
