@@ -70,10 +70,11 @@ class Job:
         Raises:
             FedMendError: it exists, or server and sites would refuse the job.
         """
-        if (out := accepted(out, [PATH], "configure", shown)).exists():
-            raise FedMendError(f"configure: expected a new folder, {out} exists")
-        configure_job(self.folder, out, self._changes, strict=True)
-        return out
+        folder: Path = accepted(out, [PATH], "configure", shown)
+        if folder.exists():
+            raise FedMendError(f"configure: expected a new folder, {folder} exists")
+        configure_job(self.folder, folder, self._changes, strict=True)
+        return folder
 
     def run(
         self,
@@ -104,10 +105,10 @@ class Job:
         """
         site = as_json(site or {}, "site")
         usual = Path("runs") / (self.run_name if place in (LOCAL, SIMULATOR, POC) else "results")
-        workspace = accepted(workspace or usual, [PATH, PLACE], "--workspace", shown)
+        folder: Path = accepted(workspace or usual, [PATH, PLACE], "--workspace", shown)
         with self._bar(progress) as watch:
             if place in (LOCAL, SIMULATOR):
-                return self._simulate(place, workspace, threads, site, watch)
+                return self._simulate(place, folder, threads, site, watch)
             if threads:
                 raise FedMendError(f"threads: expected none with a federation, got {threads}")
             from fl_components.console import silenced
@@ -117,8 +118,8 @@ class Job:
                     from fl_components.run.poc import poc
 
                     says: dict[str, Any] = {"show": lambda _: None, "watch": watch}
-                    return Run(poc(self.folder, workspace, self._changes, site_settings=site, **says))
-                return self._submit(accepted(place, [PATH], "place", shown), workspace, site, watch, progress)
+                    return Run(poc(self.folder, folder, self._changes, site_settings=site, **says))
+                return self._submit(accepted(place, [PATH], "place", shown), folder, site, watch, progress)
 
     def _simulate(
         self, place: str, workspace: Path, threads: int, site: Mapping[str, object], watch: Callable | None

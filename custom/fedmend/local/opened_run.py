@@ -53,10 +53,10 @@ class Run:
     """
 
     def __init__(self, folder: Path | str):
-        folder = accepted(folder, [PATH], "run", shown)
-        found = [folder] if (folder / RUN).is_file() else sorted(file.parent for file in folder.rglob(RUN))
+        place: Path = accepted(folder, [PATH], "run", shown)
+        found = [place] if (place / RUN).is_file() else sorted(file.parent for file in place.rglob(RUN))
         if len(found) != 1:
-            raise FedMendError(f"run: expected one {RUN} in {folder}, found {len(found) or 'none'}")
+            raise FedMendError(f"run: expected one {RUN} in {place}, found {len(found) or 'none'}")
         self.folder = found[0]
         self._read = load_run(self.folder)
 
