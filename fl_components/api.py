@@ -41,8 +41,7 @@ class Job:
         variants: name → line of all variants that the job has.
 
     Raises:
-        FedMendError: no job, or one that does not train; unknown variant or setting, or a value of another kind, or one
-            that no run can have.
+        FedMendError: no job, or one that does not train; unknown variant or setting, or a value of another kind.
 
     Example::
 
@@ -55,7 +54,6 @@ class Job:
         number = accepted(_plain("sites", sites or 0), [whole()], "sites", shown)
         self._changes = Changes(as_json(variables, "job variable"), names, number)
         settings = read_job(self.folder, self._changes)
-        check_values(changed(self.folder, self._changes))
         self.name, self.sites, self.variables = settings.name, settings.sites, dict(settings.settings)
         self.run_name, self.method = settings.run["run_name"], settings.run.get("method", "")
         self._rounds = settings.run["num_rounds"]
@@ -101,9 +99,11 @@ class Job:
             The run. What it said is in a file beside its workspace.
 
         Raises:
-            FedMendError: what the commands ``simulate``, ``poc`` and ``submit`` refuse, or no such place.
+            FedMendError: a value that no run can have, no such place, or what the commands ``simulate``, ``poc`` and
+                ``submit`` refuse.
         """
         site = as_json(site or {}, "site")
+        check_values(changed(self.folder, self._changes))
         usual = Path("runs") / (self.run_name if place in (LOCAL, SIMULATOR, POC) else "results")
         folder: Path = accepted(workspace or usual, [PATH, PLACE], "--workspace", shown)
         with self._bar(progress) as watch:

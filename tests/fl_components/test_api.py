@@ -117,9 +117,11 @@ def test_what_the_command_refuses_is_refused_at_once(job, given, sentence):
         ("fedmlp_ich", {"network": "nosuch"}, "timm/NAME or monai/NAME, got 'nosuch'"),
     ],
 )
-def test_a_value_that_no_run_can_have_is_refused_when_a_job_is_opened(name, given, sentence):
+def test_a_value_that_no_run_can_have_is_refused_before_a_run_has_a_workspace(tmp_path, name, given, sentence):
+    job = Job(name, **given)
     with pytest.raises(FedMendError, match=re.escape(sentence)):
-        Job(name, **given)
+        job.run(workspace=tmp_path / "w")
+    assert not (tmp_path / "w").exists()
 
 
 TOO_LONG = "x" * 256
