@@ -242,6 +242,7 @@ def test_the_link_can_be_clicked_in_a_page_of_another_server(tmp_path, browser, 
     browser.get((tmp_path / "notebook.html").as_uri())
     browser.find_element(By.ID, "link").click()
     until(browser, lambda: browser.find_elements(By.ID, "reviewer"))
+    assert browser.current_url.endswith("/hello")
 
 
 def test_the_map_comes_with_the_image_of_the_label_and_not_over_its_neighbour(browser, server):

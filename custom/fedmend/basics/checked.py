@@ -89,7 +89,7 @@ def _path(value: Any) -> Path:
     try:
         path.stat()
     except FileNotFoundError:
-        pass
+        return path  # a new one
     except OSError as e:
         raise ValueError(e) from None
     return path

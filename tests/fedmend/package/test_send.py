@@ -124,8 +124,10 @@ def test_a_file_that_is_refused_stops_no_other(results, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [0x0111, 0xB000, 0x0107], ids=["has it", "coerced", "left fields out"])
 def test_what_an_archive_has_already_or_warns_of_is_taken(results, code):
-    with archive(status=lambda asked: code) as (target, _):
+    asked = []
+    with archive(status=lambda number: asked.append(number) or code) as (target, _):
         send(results.dicom, target)
+    assert asked == [0, 1, 2]
 
 
 class Refusing(BaseHTTPRequestHandler):
