@@ -172,12 +172,17 @@ class Ledger(ABC):
         with self._transaction() as db:
             return _undo(db, rule, from_round)
 
-    def begin(self) -> None:
-        """For another run: takes all repairs out of force; no earlier mark counts, as the earlier run cannot go on."""
+    def begin(self) -> int:
+        """For another run: takes all repairs out of force; no earlier mark counts, as the earlier run cannot go on.
+
+        Returns:
+            Number of entries taken out of force.
+        """
         with self._transaction() as db:
-            _undo(db, ANY_RULE, FIRST)
+            count = _undo(db, ANY_RULE, FIRST)
             if db.execute("DELETE FROM marks").rowcount:  # whoever knows the ledger without one reads it again
                 _leave_mark(db)
+        return count
 
     def mark(self) -> str:
         """The latest mark; empty where nothing was recorded."""

@@ -5,12 +5,15 @@ job ended before its first checkpoint, or the run went back to its beginning. A 
 round on writes over most of that; one that comes later would go on from it.
 """
 
+import logging
+
 from fedmend.method import Site
 from fedmend.repairs.site_run import OPENED, STAMPS
 from fedmend.site.data_marks import NOTED
 from fedmend.site.limits import TASKS
 
 RUN, STEP = "run", "training_step"  # in the site's state: mark of the run, memory that a step needs
+LOG = logging.getLogger("fedmend.executor")
 KEPT = (RUN, STEP, OPENED, STAMPS, NOTED, TASKS)  # of the site and its data, whichever run it is
 
 
@@ -24,7 +27,7 @@ def begin(site: Site, mark: str, ledger_mark: str) -> None:
             state is another one: it was put back alone.
     """
     if mark and site.state.load(RUN) != mark:
-        if not ledger_mark:
-            site.ledger.begin()
+        if not ledger_mark and (count := site.ledger.begin()):
+            LOG.info("%s: this run begins anew under the name of an earlier one; %d repairs undone", site.name, count)
         site.state.forget_all_but(KEPT)
         site.state.save(RUN, mark)

@@ -67,6 +67,17 @@ def test_a_site_that_comes_late_to_another_run_starts_without_what_the_earlier_o
     assert in_force(site) == [2, 3]
 
 
+def test_the_log_of_a_site_says_that_repairs_of_an_earlier_run_are_undone(site, caplog):
+    caplog.set_level("INFO", "fedmend.executor")
+    site.train(0)
+    said = "site-1: this run begins anew under the name of an earlier one; 1 repairs undone"
+    assert said not in caplog.text
+    site.run = replace(site.run, mark=SECOND)
+    site.ask("evaluate", RoundTask("evaluate", 1, 3, seed=7), global_model())
+    assert said in caplog.text
+    assert in_force(site) == []
+
+
 def test_a_run_that_goes_on_in_another_process_finds_all_that_it_left(site):
     site.train(0)
     site.start()
