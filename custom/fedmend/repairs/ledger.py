@@ -172,17 +172,11 @@ class Ledger(ABC):
         with self._transaction() as db:
             return _undo(db, rule, from_round)
 
-    def begin(self) -> int:
-        """For another run: takes all repairs out of force; no earlier mark counts, as the earlier run cannot go on.
-
-        Returns:
-            Number of entries taken out of force.
-        """
+    def forget_marks(self) -> None:
+        """For another run: no earlier mark counts, as the earlier run cannot go on."""
         with self._transaction() as db:
-            count = _undo(db, ANY_RULE, FIRST)
             if db.execute("DELETE FROM marks").rowcount:  # whoever knows the ledger without one reads it again
                 _leave_mark(db)
-        return count
 
     def mark(self) -> str:
         """The latest mark; empty where nothing was recorded."""

@@ -8,6 +8,7 @@ round on writes over most of that; one that comes later would go on from it.
 import logging
 
 from fedmend.method import Site
+from fedmend.repairs.ledger import FIRST
 from fedmend.repairs.site_run import OPENED, STAMPS
 from fedmend.site.data_marks import NOTED
 from fedmend.site.limits import TASKS
@@ -27,7 +28,11 @@ def begin(site: Site, mark: str, ledger_mark: str) -> None:
             state is another one: it was put back alone.
     """
     if mark and site.state.load(RUN) != mark:
-        if not ledger_mark and (count := site.ledger.begin()):
-            LOG.info("%s: this run begins anew under the name of an earlier one; %d repairs undone", site.name, count)
+        if not ledger_mark:
+            if count := site.ledger.undo(from_round=FIRST):
+                LOG.info(
+                    "%s: this run begins anew under the name of an earlier one; %d repairs undone", site.name, count
+                )
+            site.ledger.forget_marks()
         site.state.forget_all_but(KEPT)
         site.state.save(RUN, mark)

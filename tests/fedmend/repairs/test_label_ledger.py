@@ -382,7 +382,7 @@ def test_a_verdict_before_another_run_began_counts_for_who_read_the_ledger_when_
     book, review = ledger(tmp_path), ledger(tmp_path)
     assert book.apply(LABELS)[0].tolist() == LABELS[0].tolist()
     review.judge(Verdict(0, 0, RELABEL, 1, 0, "", -1, reviewer="AB"))
-    review.begin()
+    review.forget_marks()
     assert book.apply(LABELS)[0, 0] == 0
 
 
