@@ -285,8 +285,8 @@ FAULTS = [
     (
         "the ledger of another data set",
         other_ledger,
-        "site-1: label ledger: expected the ledger of this data set (hash bbbbbbbbbbbb), got that of another"
-        " (hash aaaaaaaaaaaa); choose another run_name or put the earlier labels back",
+        "site-1: label ledger: expected the ledger of this data set, got that of another; choose another run_name or"
+        " put the earlier labels back",
     ),
     ("a full disk", full_disk, "site-1: train.csv: cache_dir: expected 1 MB of free space, got a full disk"),
     (

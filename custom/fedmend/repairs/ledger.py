@@ -128,10 +128,9 @@ class Ledger(ABC):
             db.executescript(("" if old else "BEGIN IMMEDIATE;") + _SCHEMA + _MARKS + people.SCHEMA)
             known = dict(db.execute("SELECT key, value FROM about"))
             if known.get("fingerprint", fingerprint) != fingerprint:
-                raise FedMendError(
-                    f"{self._where}: expected the ledger of this data set (hash {fingerprint[:12]}), got that of"
-                    f" another (hash {known['fingerprint'][:12]}); choose another run_name or put the earlier labels"
-                    " back"
+                raise FedMendError(  # without the hashes: who guesses labels could check the guess against them
+                    f"{self._where}: expected the ledger of this data set, got that of another; choose another run_name"
+                    " or put the earlier labels back"
                 )
             if "fingerprint" not in known:
                 if known or db.execute("SELECT 1 FROM samples").fetchone():  # not new: these are written together

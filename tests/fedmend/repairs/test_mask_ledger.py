@@ -172,11 +172,10 @@ def test_a_round_that_was_undone_can_be_recorded_again(tmp_path):
 
 
 def test_a_ledger_of_other_masks_is_refused(tmp_path):
-    mine = ledger(tmp_path)._split.fingerprint()
-    other = make_mask_split(tmp_path / "other", np.roll(MASKS, 1), volumes=2).fingerprint()
+    ledger(tmp_path)
     with refused(
-        f"site-1: label ledger: expected the ledger of this data set (hash {other[:12]}), got that of another"
-        f" (hash {mine[:12]}); choose another run_name or put the earlier labels back"
+        "site-1: label ledger: expected the ledger of this data set, got that of another; choose another run_name or"
+        " put the earlier labels back"
     ):
         ledger(tmp_path, np.roll(MASKS, 1))
 
