@@ -52,6 +52,7 @@ def test_an_item_that_breaks_a_field_is_one_sentence(tmp_path, fields, sentence)
         (None, "expected below the folder of site.json, not found"),
         (b"{", "expected JSON, got a file that does not parse"),
         (b"\xff", "expected JSON, got a file that does not parse"),
+        (b'{"PATIENT-4711": 1, "PATIENT-4711": 2}', "expected each name once in an object, got one twice"),
         (b"[]", "expected a list under 'training', got none"),
         (b'{"test": []}', "expected a list under 'training', got none"),
         (b'{"training": {}}', "expected a list under 'training', got none"),
