@@ -143,9 +143,9 @@ def open_dicom(path: Path, **how: Any) -> "FileDataset":
     from pydicom.errors import InvalidDicomError
     from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
 
-    log = logging.getLogger("pydicom")
-    if log.level != logging.ERROR:  # its warnings quote what a header says of a patient
+    if (log := logging.getLogger("pydicom")).level != logging.ERROR:  # its warnings quote what a header says
         log.setLevel(logging.ERROR)
+    pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE  # warns when a field is looked at, later
     check_inflated(path)
     try:
         dataset = pydicom.dcmread(path, **how)

@@ -13,7 +13,7 @@ from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
 
 from fedmend.data.dicom_copies import copies_in
-from fedmend.data.dicom_files import coded_size
+from fedmend.data.dicom_files import coded_size, open_dicom
 from fedmend.data.dicom_series import slices_of, voxels_of_series
 from fedmend.data.raw import UnreadableImage
 from fedmend.data.readers import read_image, read_raw
@@ -95,6 +95,14 @@ def test_a_frame_of_a_multi_frame_file_is_named_behind_a_hash(tmp_path, syntax):
         dataset.save_as(tmp_path / "a")
     for frame in (2, 0, 1):
         assert np.array_equal(read_raw(tmp_path / f"a#{frame}", WIDE).values, stored[frame])
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_warning_quotes_a_field_that_is_looked_at_after_the_file_was_opened(tmp_path):
+    make_dicom(tmp_path / "1.dcm", HU, SeriesInstanceUID="1.2.3456789")
+    content = (tmp_path / "1.dcm").read_bytes()
+    (tmp_path / "1.dcm").write_bytes(content.replace(b"1.2.3456789", b"Miller^John"))
+    assert open_dicom(tmp_path / "1.dcm").SeriesInstanceUID == "Miller^John"
 
 
 @pytest.mark.filterwarnings("error")

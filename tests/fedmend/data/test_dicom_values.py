@@ -364,7 +364,6 @@ def test_numbers_with_a_decimal_comma_turn_a_frame_too(tmp_path):
     assert seen(tmp_path / "a") == [[255, 0]]  # columns run to the patient's right
 
 
-@pytest.mark.filterwarnings("ignore:Invalid value")
 def test_warnings_of_pydicom_that_quote_a_header_are_kept_off_the_log(tmp_path, caplog):
     make_dicom(tmp_path / "a", [[0, 80]], **CT, InstanceNumber=1)
     data = (tmp_path / "a").read_bytes()
