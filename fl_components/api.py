@@ -6,7 +6,6 @@ It starts the same functions as the console command ``fedmend`` and refuses what
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,8 +129,7 @@ class Job:
 
         start = run_local if place == LOCAL else simulate
         how = {"threads": threads} if threads else {}
-        with _script_runs_once():
-            start(self.folder, workspace, self._changes, site_settings=site, quiet=True, watch=watch, **how)
+        start(self.folder, workspace, self._changes, site_settings=site, quiet=True, watch=watch, **how)
         return Run(workspace / RUN_FOLDER)
 
     def _submit(self, kit: Path, out: Path, site: Mapping, watch: Callable | None, progress: bool) -> Run:
@@ -199,16 +197,3 @@ def _found(folder: Path) -> Path:
 def _columns(block: Mapping[str, object]) -> list[str]:
     width = max(map(len, block), default=0)
     return [f"  {name:{width}}  {value}".rstrip() for name, value in block.items()]
-
-
-@contextlib.contextmanager
-def _script_runs_once() -> Iterator[None]:
-    """The processes that read images would begin by running the person's script, which would start the run again."""
-    main = sys.modules["__main__"]
-    hidden: dict[str, Any] = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
-    main.__dict__.pop("__file__", None)
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        main.__dict__.update(hidden)

@@ -1,9 +1,12 @@
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
+from factories import ROOT
 
 from fedmend.basics import parallel
 from fedmend.basics.parallel import ALLOWED, cores, mapped, threaded
@@ -61,6 +64,26 @@ class _Here:
 
     def map(self, work, items, chunksize):
         return map(work, items)
+
+
+SCRIPT = """
+import sys
+from operator import neg
+from fedmend.basics import parallel
+
+print("script runs")
+parallel.SAMPLE = parallel.WORTH = 0
+print(*parallel.mapped(neg, range(4), processes=2))
+print(__file__ == sys.argv[0], __spec__)
+"""
+
+
+def test_a_script_without_a_guard_does_not_run_again_in_the_processes(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = [sys.executable, str(tmp_path / "script.py")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "custom")}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=env, check=False)
+    assert done.stdout.splitlines() == ["script runs", "0 -1 -2 -3", "True None"]
 
 
 def test_nothing_gives_nothing(always):
