@@ -44,7 +44,7 @@ def make_job(
 
 
 def make_kit(folder, *, start=datetime(2030, 1, 1, tzinfo=UTC), port=1, **settings):
-    """A startup kit of site-1 with the policy of the checkout, and a certificate of one year."""
+    """A startup kit of site-1 with the policy of the checkout, and a certificate of one year that is its own root."""
     for name in ("startup", "local"):
         (folder / name).mkdir(parents=True)
     server = {"service": {"target": f"localhost:{port}", "scheme": "tcp"}}
@@ -58,7 +58,10 @@ def make_kit(folder, *, start=datetime(2030, 1, 1, tzinfo=UTC), port=1, **settin
         .not_valid_after(start + timedelta(days=365))
         .sign(key, hashes.SHA256())
     )
-    (folder / "startup" / "client.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    for file in ("client.crt", "rootCA.pem"):
+        (folder / "startup" / file).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "startup" / "client.key").write_bytes(key.private_bytes(*form))
     shutil.copy(ROOT / "simulator_workspace" / "local" / "resources.json", folder / "local")
     usual = {"cache_dir": "cache", "state_dir": "../state", "min_count": 2}
     (folder / "local" / "fedmend.json").write_text(json.dumps({**usual, **settings}))

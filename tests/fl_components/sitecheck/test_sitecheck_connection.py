@@ -1,4 +1,5 @@
 import json
+import shutil
 import socket
 from datetime import UTC, datetime
 
@@ -34,6 +35,39 @@ def test_a_file_that_is_no_certificate_is_named(kit):
     assert found("clock", kit=kit) == ["fail  clock: startup/client.crt: expected a certificate, got another file"]
 
 
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        ("client.key", "startup/client.key: expected the private key of client.crt, got that of another certificate"),
+        ("rootCA.pem", "startup/client.crt: expected one that rootCA.pem has signed, got another"),
+    ],
+)
+def test_certificate_key_and_root_that_do_not_belong_together_are_named(kit, tmp_path, file, sentence):
+    other = make_kit(tmp_path / "other")
+    shutil.copy(other / "startup" / file, kit / "startup" / file)
+    assert found("connection", kit=kit) == [f"fail  connection: {sentence}"]
+
+
+@pytest.mark.parametrize("file", ["client.crt", "client.key", "rootCA.pem"])
+def test_a_file_that_is_missing_in_a_kit_is_named(kit, file):
+    (kit / "startup" / file).unlink()
+    sentence = f"startup/{file}: expected a file that can be read, got: No such file or directory"
+    assert found("connection", kit=kit) == [f"fail  connection: {sentence}"]
+
+
+def test_the_certificate_of_another_site_is_named(kit):
+    file = kit / "startup" / "fed_client.json"
+    file.write_text(file.read_text().replace("relay.site-1", "site-2"))
+    sentence = "startup/client.crt: expected the certificate of site-2, got that of another name"
+    assert found("connection", kit=kit) == [f"fail  connection: {sentence}"]
+
+
+def test_a_key_that_is_none_is_named(kit):
+    (kit / "startup" / "client.key").write_text("no key")
+    sentence = "startup/client.key: expected a private key without a password, got another file"
+    assert found("connection", kit=kit) == [f"fail  connection: {sentence}"]
+
+
 def test_a_server_that_listens_is_reached_and_another_one_is_not(tmp_path, site):
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
@@ -55,10 +89,11 @@ def test_a_proxy_in_the_way_is_named(tmp_path, site, monkeypatch):
     assert "proxy" not in found("connection", kit=tmp_path / "kit")[0]
 
 
-def test_a_kit_without_the_address_of_a_server_is_named(kit):
+@pytest.mark.parametrize("servers", [[{"service": {"target": "localhost"}}], [{"service": {}}], [], None])
+def test_a_kit_without_the_address_of_a_server_is_named(kit, servers):
     file = kit / "startup" / "fed_client.json"
     about = json.loads(file.read_text())
-    file.write_text(json.dumps({**about, "servers": [{"service": {"target": "localhost"}}]}))
+    file.write_text(json.dumps({**about, "servers": servers}))
     assert found("connection", kit=kit) == [
         "fail  connection: startup/fed_client.json: expected the address of a server, got none"
     ]
