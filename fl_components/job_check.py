@@ -5,6 +5,9 @@ It refuses a job when it is deployed, so that the lead reads why: one with files
 ``class_allow_list`` in the job's own process, whose error stays in the log: the lead learns only that a process ended.
 What an app validator says before that reaches the console. FLARE's check remains the one that protects.
 
+A site whose privacy policy lets a result pass without the ReportGuard takes no job: FLARE reads a missing
+``privacy.json`` as leave to send everything.
+
 And it closes doors that FLARE leaves open to whoever speaks as the server:
 
 - Shell commands. FLARE lets the admin console run cat, grep or tail at a site, on any file that the site's account can
@@ -29,9 +32,12 @@ from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
+from fedmend.basics.json_files import read_document
 from fedmend.errors import FedMendError
 from fedmend.messages import LONGEST_ERROR
 from fl_components.job.reading import CLIENT, CODE, components, read_app, refuse_baseline, refuse_encryption
+
+GUARD = "fl_components.guard.ReportGuard"
 
 
 class ListedClasses(AppValidator):
@@ -64,6 +70,8 @@ class ListedClasses(AppValidator):
     @staticmethod
     def _check(app: Path, kit: Workspace) -> None:
         configs = read_app(app)
+        if Path(kit.get_client_startup_file_path()).is_file():
+            check_guarded(Path(kit.get_site_privacy_file_path()))
         refuse_encryption(_filters_of_the_site(kit), "local/privacy.json")
         authorizer = ComponentPathAuthorizer()
         is_server = Path(kit.get_server_startup_file_path()).is_file()
@@ -75,6 +83,29 @@ class ListedClasses(AppValidator):
                 except UnsafeComponentError:
                     refuse_baseline(str(component.get("path")))
                     raise
+
+
+def check_guarded(file: Path) -> None:
+    """Checks that the privacy policy of a site lets no result pass without the ReportGuard.
+
+    Args:
+        file: ``local/privacy.json`` of its kit.
+
+    Raises:
+        FedMendError: no such file, one that FLARE cannot use, or a scope whose last filter of results is another.
+    """
+    where = f"local/{file.name}"
+    policy = read_document(file, where, "the privacy policy of this site in its kit")
+    try:
+        last = {scope["name"]: (scope["task_result_filters"] or [{}])[-1] for scope in policy["scopes"]}  # type: ignore[index]
+        guarded = {name: (f.get("path"), f.get("direction", "out")) == (GUARD, "out") for name, f in last.items()}
+        known = policy["default_scope"] in guarded  # type: ignore[index]
+    except (TypeError, KeyError, AttributeError):
+        raise FedMendError(f"{where}: expected scopes with result filters and a default_scope, got others") from None
+    if not known:
+        raise FedMendError(f"{where}, default_scope: expected the name of a scope of this file, got another")
+    for name in (name for name, fine in guarded.items() if not fine):
+        raise FedMendError(f"{where}, scope {name!a:.40}: expected ReportGuard as the last result filter, got another")
 
 
 def _filters_of_the_site(kit: Workspace) -> list[dict]:

@@ -62,7 +62,8 @@ def make_kit(folder, *, start=datetime(2030, 1, 1, tzinfo=UTC), port=1, **settin
         (folder / "startup" / file).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     (folder / "startup" / "client.key").write_bytes(key.private_bytes(*form))
-    shutil.copy(ROOT / "simulator_workspace" / "local" / "resources.json", folder / "local")
+    for file in ("resources.json", "privacy.json"):
+        shutil.copy(ROOT / "simulator_workspace" / "local" / file, folder / "local")
     usual = {"cache_dir": "cache", "state_dir": "../state", "min_count": 2}
     (folder / "local" / "fedmend.json").write_text(json.dumps({**usual, **settings}))
     return folder

@@ -123,10 +123,20 @@ def agreed(site: CheckedSite) -> Result:
     return Result(OK, "local/resources.json, authorization.json and privacy.json are what was agreed")
 
 
+def guard(site: CheckedSite) -> Result:
+    """Whether all that leaves in a job passes the ReportGuard."""
+    from fl_components.job_check import check_guarded
+
+    if site.kit is None:
+        return Result(SKIP, "needs --kit")
+    check_guarded(site.kit / "local" / "privacy.json")
+    return Result(OK, "local/privacy.json: every result passes the ReportGuard before it leaves")
+
+
 def limits(site: CheckedSite) -> Result:
     """Whether the job stays within what the site gives a job, and within its privacy."""
     if site.config is None or site.job is None:
-        return Result(SKIP, "needs --kit and --job")
+        return Result(SKIP, "needs fedmend.json and the job")
     if site.job.method_part is None:
         return Result(SKIP, "the job trains no model")
     from fedmend.data.inputs import Inputs
@@ -151,6 +161,7 @@ def limits(site: CheckedSite) -> Result:
 CHECKS = {
     "fedmend.json": settings,
     "agreed policy": agreed,
+    "guard": guard,
     "job": job,
     "class policy": policy,
     "limits": limits,

@@ -1,6 +1,7 @@
 import inspect
 import io
 import json
+import shutil
 import uuid
 import zipfile
 from types import SimpleNamespace
@@ -232,6 +233,42 @@ def test_homomorphic_encryption_in_the_policy_of_a_site_is_refused_when_a_job_ar
     assert kit(components=[LISTED]) == (f"local/privacy.json: {CIPHER}", {})
 
 
+GUARD, OTHER = {"path": "fl_components.guard.ReportGuard"}, {"path": "good.Filter"}
+
+
+def scoped(*filters, default="fedmend"):
+    return json.dumps({"scopes": [{"name": "fedmend", "task_result_filters": filters}], "default_scope": default})
+
+
+NO_GUARD = "local/privacy.json, scope 'fedmend': expected ReportGuard as the last result filter, got another"
+NO_SCOPES = "local/privacy.json: expected scopes with result filters and a default_scope, got others"
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (scoped(GUARD), ""),
+        (scoped(OTHER, GUARD), ""),
+        (scoped(), NO_GUARD),
+        (scoped(GUARD, OTHER), NO_GUARD),
+        (scoped({**GUARD, "direction": "in"}), NO_GUARD),
+        (
+            scoped(GUARD, default="private"),
+            "local/privacy.json, default_scope: expected the name of a scope of this file, got another",
+        ),
+        ("[]", NO_SCOPES),
+        ('{"scopes": [{"name": "fedmend"}], "default_scope": "fedmend"}', NO_SCOPES),
+        ("{", "local/privacy.json: expected JSON, got a file that does not parse"),
+        (None, "local/privacy.json: expected the privacy policy of this site in its kit, not found"),
+    ],
+)
+def test_a_site_takes_no_job_whose_results_would_leave_without_the_guard(kit, policy, reason):
+    (kit.local.parent / "startup" / "fed_client.json").write_text("{}")
+    if policy:
+        (kit.local / "privacy.json").write_text(policy)
+    assert kit(components=[LISTED]) == (reason, {})
+
+
 # ---- names of runs --------------------------------------------------------------------------------------------------
 
 ASKING = [p for p in ClientRequestProcessors.request_processors if "RequestHeader.JOB_ID" in inspect.getsource(type(p))]
@@ -267,6 +304,7 @@ def site(tmp_path, monkeypatch):
         (kit / name / "precious.json").write_text("{}")
     (kit / "startup" / "fed_client.json").write_text("{}")
     (kit / "local" / "resources.json.default").write_text(json.dumps({"class_allow_list": ["good.Thing"]}))
+    shutil.copy(ROOT / "simulator_workspace" / "local" / "privacy.json", kit / "local")
     validator = FLAppValidator(site_type="client", custom_validators=[ListedClasses()])
     monkeypatch.setattr(AppAuthzService, "app_validator", validator)
     monkeypatch.setattr(PrivacyService, "is_scope_allowed", staticmethod(lambda scope: True))

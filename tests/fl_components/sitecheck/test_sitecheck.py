@@ -15,7 +15,7 @@ NO_KIT = "expected the startup kit of a site, with startup/fed_client.json and l
 def test_every_check_has_one_line_and_a_site_without_failures_is_ready(site):
     lines = [line for line in shown(site) if not line.startswith("        ")]
     computer = ["python", "packages", "gpu", "memory"]
-    settings = ["fedmend.json", "agreed policy", "job", "class policy", "limits"]
+    settings = ["fedmend.json", "agreed policy", "guard", "job", "class policy", "limits"]
     data = ["site card", "class names", "tables", "images", "looks", "counts", "lesions", "privacy", "overlap", "disk"]
     titles = [line[6:].split(": ")[0] for line in lines[:-1]]
     assert titles == [*computer, *settings, *data, "clock", "connection"]

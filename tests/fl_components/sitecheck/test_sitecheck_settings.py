@@ -186,3 +186,17 @@ def test_a_kit_whose_path_flare_cannot_take_is_refused(tmp_path, site):
         "fail  fedmend.json: path of the workspace or kit: expected one without blanks and quotation marks, which FLARE"
         " cannot take, got one with them; move it (a simulation may also do without FLARE, by --local)"
     ]
+
+
+def test_a_kit_whose_results_would_leave_without_the_guard_fails(kit, site):
+    fine = "local/privacy.json: every result passes the ReportGuard before it leaves"
+    assert found("guard", kit=kit) == [f"ok    guard: {fine}"]
+    (kit / "local" / "privacy.json").unlink()
+    (line,) = found("guard", kit=kit)
+    assert line == "fail  guard: local/privacy.json: expected the privacy policy of this site in its kit, not found"
+    assert found("guard", site) == ["skip  guard: needs --kit"]
+
+
+def test_limits_of_a_kit_whose_settings_fail_say_what_they_need(kit, job):
+    change_settings(kit, data_root="")
+    assert found("limits", kit=kit, job=job) == ["skip  limits: needs fedmend.json and the job"]
