@@ -9,13 +9,13 @@ from typing import Any
 
 CSS = """
 :root{color-scheme:light}*{box-sizing:border-box}
-body{margin:0 auto;max-width:1080px;padding:28px 32px 48px;background:#fff;color:#1f2933;
+body{margin:0 auto;max-width:1080px;padding:28px 32px 48px;background:#fff;color:#1f2933;overflow-wrap:break-word;
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,"DejaVu Sans",sans-serif}
 h1{font-size:28px;line-height:1.2;margin:0;overflow-wrap:anywhere}
 h2{font-size:20px;margin:40px 0 8px;padding-top:12px;border-top:1px solid #d5dbe1}
 h3{font-size:15px;margin:20px 0 6px}p{margin:6px 0 10px;max-width:75ch}
 .sub{color:#52606b;margin:4px 0 12px;max-width:none}
-nav{margin:14px 0 0;font-size:14px}nav a{color:#00558a;margin-right:16px;white-space:nowrap}
+nav{margin:14px 0 0;font-size:14px}nav a{color:#00558a;margin-right:16px;display:inline-block}
 .badge{display:inline-block;background:#9c1c1c;color:#fff;font-weight:700;letter-spacing:.08em;font-size:14px;
 padding:3px 10px;border-radius:4px;vertical-align:5px;margin-left:10px}
 .phantom,.flag{border-left:5px solid #9c1c1c;background:#fdf1f0;padding:9px 14px;margin:14px 0;max-width:none}
@@ -28,21 +28,22 @@ font-variant-numeric:tabular-nums}.card span{color:#52606b;font-size:13px}
 caption{text-align:left;color:#52606b;font-size:13px;padding-bottom:4px}
 th,td{padding:4px 12px 4px 0;text-align:left;vertical-align:top;border-bottom:1px solid #e6eaee}
 thead th{border-bottom:1.5px solid #7b8794;font-size:13px;vertical-align:bottom}
-tbody th{font-weight:600;white-space:nowrap}
+tbody th{font-weight:600;white-space:nowrap}tbody th.long{white-space:normal;overflow-wrap:anywhere;min-width:24ch}
 table.wide{font-size:12px}table.wide td{padding:4px 5px;white-space:normal}
 table.wide thead th+th{writing-mode:vertical-rl;transform:rotate(180deg);padding:2px 4px;text-align:left;\
 vertical-align:middle}
 th.n,td.n{text-align:right;padding-left:12px}tr.sum th,tr.sum td{border-top:1.5px solid #7b8794;font-weight:600}
 td.yes{background:#e3f0f8}td.no,.na{color:#5b6770}td.bad{background:#fdf1f0;color:#9c1c1c;font-weight:700}
 td.yes,td.no,td.bad{padding-left:12px;white-space:nowrap}
-td.wrap{max-width:70ch;overflow-wrap:anywhere}
+td.wrap{max-width:70ch;overflow-wrap:anywhere}td.wrap,td:has(>code){min-width:24ch}
 .fine{font-size:13px;color:#52606b;max-width:100ch}
 code{font:.93em ui-monospace,Consolas,"DejaVu Sans Mono",monospace;overflow-wrap:anywhere}
-figure{margin:8px 0 4px}svg{display:block;width:100%;height:auto}
+figure{margin:8px 0 4px;overflow-x:auto}svg{display:block;width:100%;height:auto}
 svg *{stroke-linejoin:round;stroke-linecap:butt}svg text{font-family:inherit!important}
 details{margin:12px 0}summary{cursor:pointer;color:#00558a}dt{font-weight:600;margin-top:8px}dd{margin:0;max-width:80ch}
 a:focus-visible,summary:focus-visible,.scroll:focus-visible{outline:2px solid #0072b2;outline-offset:2px}
 footer{margin-top:40px;border-top:1px solid #d5dbe1;padding-top:8px}
+@media screen{figure>svg{min-width:720px}caption{max-width:calc(100vw - 64px)}}
 @media print{body{max-width:none;padding:0;font-size:11px}nav{display:none}h2,h3{break-after:avoid;margin-top:20px}
 figure,.card,tr,dt,dd{break-inside:avoid}dt{break-after:avoid}.scroll{overflow:visible}
 .badge,.phantom,.flag,.card,td.yes,td.bad{-webkit-print-color-adjust:exact;print-color-adjust:exact}
@@ -60,6 +61,7 @@ td.hit{font-weight:700;box-shadow:inset 0 0 0 2px #1f2933}
 @media print{td.heat{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
 """
 WIDE = 12  # columns; the heads of a table with more of them stand upright
+LONG = 36  # signs; a row with a longer name is broken into lines, or its numbers would lie beyond the edge
 
 
 class Markup(str):
@@ -140,8 +142,9 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], t
     body = ""
     for row in [*rows, total] if total else rows:
         cells = "".join(cell if isinstance(cell, Markup) else td(cell) for cell in row[1:])
-        kind, name = "sum" if row is total else "row", escape(str(row[0]))
-        body += f'<tr class="{kind}"><th scope="row">{name}</th>{cells}</tr>\n'
+        kind, name = "sum" if row is total else "row", str(row[0])
+        long = ' class="long"' if len(name) > LONG else ""
+        body += f'<tr class="{kind}"><th scope="row"{long}>{escape(name)}</th>{cells}</tr>\n'
     numeric = [bool(rows) and (rows[0][i] is None or isinstance(rows[0][i], int | float)) for i in range(len(head))]
     heads = "".join(
         f'<th scope="col" class="{"n" if right else "w"}">{escape(word)}</th>'

@@ -61,7 +61,7 @@ def curves_figure(runs: Mapping[str, Sequence[RunFiles]], metric: str = "") -> s
             ax.fill_between(rounds, low, high, color=colour, alpha=0.13, lw=0)
         ax.set_title(f"{metric_word(metric, every[0])}, {every[0].split} split")
         ax.set_xlabel(ROUNDS, color=MUTED, loc="left")
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         ax.grid(axis="y", color=RULE, lw=0.5)
         figure.legend(loc="outside right upper", frameon=False)
         if any(run.info["phantom"] for run in every):

@@ -197,7 +197,7 @@ def _draw_line(ax: "Axes", line: Line, best: int | None) -> None:
     ax.plot(line.rounds, values, **(marker | STYLES[line.style]))
     if line.style == "main" and best is not None and best in line.rounds:
         point = values[list(line.rounds).index(best)]
-        ax.plot([best], [point], **BEST, zorder=6)
+        ax.plot([best], [point], **BEST, zorder=6, clip_on=False)  # whole, even at the edge
 
 
 def _label_ends(ax: "Axes", labels: Sequence[tuple[float, Line]]) -> None:
@@ -207,7 +207,8 @@ def _label_ends(ax: "Axes", labels: Sequence[tuple[float, Line]]) -> None:
     for value, line in sorted(labels, key=lambda item: item[0]):
         y = max(value, previous + step)
         look = {"va": "center", "size": 7.5, "color": STYLES[line.style]["color"]}
-        ax.annotate(f"{value:.2f}", (line.rounds[-1], y), xytext=(3, 0), textcoords="offset points", **look)
+        text = f"{value:.{2 if value < 10 else 1}f}"
+        ax.annotate(text, (line.rounds[-1], y), xytext=(3, 0), textcoords="offset points", **look)
         previous = y
 
 

@@ -8,6 +8,7 @@ import re
 import pytest
 from factories import refused
 
+from fedmend.comparison.curves import curves_figure
 from fedmend.comparison.fairness import TableRow
 from fedmend.comparison.paper_table import PaperTable, costs_of
 from fedmend.comparison.table_pages import FILES, latex, markdown, write_paper_table
@@ -237,3 +238,9 @@ def test_synthetic_data_are_marked_everywhere(tmp_path):
 def test_a_metric_that_nobody_measured_is_one_sentence(tmp_path):
     with refused("--metric: expected one of ['auc'], got 'f1'"):
         write_paper_table(PaperTable("x", {"own": row("Own", 0.7, 0.8)}, metric="f1"), tmp_path)
+
+
+def test_the_axis_of_a_single_round_counts_whole_rounds():
+    svg = curves_figure({"own": [make_run(0, 0.7)]})
+    assert ">1</text>" in svg
+    assert ">0.945</text>" not in svg
