@@ -17,6 +17,7 @@ from fedmend.package.export_network import network_definition
 from fedmend.package.opened import OpenedPackage
 
 BATCH, SLICES = 16, 16
+_FINITE, _TISSUE = "expected finite voxels, got NaN or infinity", "expected tissue, got voxels of one value"
 _LABELS = [["L", "R"], ["P", "A"], ["I", "S"]]
 # Axes of slices as a radiologist sees them (rows to the back, columns to the left), and of volumes for masks.
 SEEN, AXIAL = "PLS", "PRS"
@@ -108,10 +109,9 @@ def _loader(dataset: str) -> dict[str, Any]:
 _WEIGHTS = _named("CheckpointLoader", load_path="$@bundle_root + '/models/model.pt'", load_dict={"model": "@network"})
 
 
-def _finite(known: str) -> dict[str, Any]:
-    """Refuses a volume that prediction refuses: NaN would be black, or give a mask without a lesion."""
-    refused = _REFUSE.format("'expected finite voxels, got NaN or infinity'")
-    func = f"$lambda image: image if bool(({known}).all()) else {refused}"
+def _need(good: str, sentence: str) -> dict[str, Any]:
+    """Refuses a volume that prediction refuses: NaN would be black, and NaN or one value a mask without a lesion."""
+    func = f"$lambda image: image if bool({good}) else {_REFUSE.format(repr(sentence))}"
     return _image("Lambdad", func=func, inv_func="$lambda image: image")
 
 
@@ -189,7 +189,7 @@ def _volumes(package: OpenedPackage) -> dict[str, Any]:
     """Axial slices of a NIfTI volume as a radiologist sees them: (1, H, W, D) in 0..255."""
     return _chain(
         _image("LoadImaged", reader="NibabelReader", image_only=True),
-        _finite(f"image.abs() <= {LARGEST_VOXEL!r}"),
+        _need(f"(image.abs() <= {LARGEST_VOXEL!r}).all()", _FINITE),
         _image("EnsureChannelFirstd", channel_dim="no_channel"),
         _image("Orientationd", axcodes=SEEN, labels=_LABELS),
         _image("ToTensord", track_meta=False),
@@ -263,10 +263,11 @@ def _of_masks(package: OpenedPackage) -> dict[str, Any]:
         "suffixes": list(NIFTI_SUFFIXES),
         "preprocessing": _chain(
             _image("LoadImaged", reader="NibabelReader", image_only=True),
-            _finite("torch.isfinite(image)"),
+            _need("torch.isfinite(image).all()", _FINITE),
             _image("EnsureChannelFirstd", channel_dim="no_channel"),
             _image("Orientationd", axcodes=AXIAL, labels=_LABELS),
             _image("Lambdad", func=_window(package), inv_func="$lambda image: image"),
+            _need("(image.amax((0, 1, 2)) > image.amin((0, 1, 2))).any()", _TISSUE),  # in one slice at least
         ),
         "dataset_data": "$[{'image': f} for f in @files]",
         "dataset": _named("Dataset", data="@dataset_data", transform="@preprocessing"),

@@ -263,6 +263,20 @@ def test_a_volume_with_voxels_that_are_no_numbers_is_refused_as_by_predict(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("values", [[7, 7, 7, 7], [1, 2, 3, 4]], ids=["one value", "one in each slice"])
+def test_a_volume_of_which_no_slice_shows_anything_is_refused_as_by_predict(tmp_path, values):
+    from monai.bundle import ConfigParser
+
+    made = make_package(tmp_path, **MASKS)
+    nibabel.save(nibabel.Nifti1Image(np.tile(np.float32(values), (20, 24, 1)), np.eye(4)), tmp_path / "flat.nii")
+    (row,) = ours(made, tmp_path / "flat.nii", tmp_path / "out")
+    read = ConfigParser(inference(made)).get_parsed_content("preprocessing")
+    with pytest.raises(RuntimeError) as refusal:
+        read({"image": str(tmp_path / "flat.nii")})
+    assert str(refusal.value.__cause__) == row["problem"] == "expected tissue, got voxels of one value"
+
+
+@pytest.mark.slow
 def test_a_folder_without_a_file_that_the_bundle_takes_is_refused(tmp_path):
     from monai.bundle import ConfigParser
 
