@@ -40,10 +40,8 @@ def write_datalist(folder: Path, out: Path, *, images: str, masks: str, progress
     need(not out.exists(), "argument out", "a file that is not there", "one that is")
     files = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if _ENDING.search(file.name))
     volumes, marks = _matching(files, images, "images"), _matching(files, masks, "masks")
-    where, items = (
-        "arguments images and masks",
-        [{"image": volumes[k], "label": marks[k]} for k in volumes if k in marks],
-    )
+    where = "arguments images and masks"
+    items = [{"image": volumes[k], "label": marks[k]} for k in volumes if k in marks]
     counts = f"no pair among {len(volumes)} volumes and {len(marks)} masks with such names"
     need(items, where, "patterns in which * stands for the same text in a volume and its mask", counts)
     same = sum(item["image"] == item["label"] for item in items)

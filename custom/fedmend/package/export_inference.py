@@ -115,6 +115,13 @@ def _need(good: str, sentence: str) -> dict[str, Any]:
     return _image("Lambdad", func=func, inv_func="$lambda image: image")
 
 
+def _loaded() -> list[dict[str, Any]]:
+    """A NIfTI volume without further dimensions of length 1, as of one time."""
+    func = "$lambda image: image.reshape(image.shape[:3]) if image.shape[3:].numel() == 1 else image"
+    reader = _image("LoadImaged", reader="NibabelReader", image_only=True)
+    return [reader, _image("Lambdad", func=func, inv_func="$lambda image: image")]
+
+
 def _window(package: OpenedPackage) -> str:
     """Values → 0..1 by the package's window; without one, by percentiles of those that are not 0."""
     if isinstance(package.preprocessing.window, tuple):
@@ -188,7 +195,7 @@ def _pictures(*, color: bool) -> dict[str, Any]:
 def _volumes(package: OpenedPackage) -> dict[str, Any]:
     """Axial slices of a NIfTI volume as a radiologist sees them: (1, H, W, D) in 0..255."""
     return _chain(
-        _image("LoadImaged", reader="NibabelReader", image_only=True),
+        *_loaded(),
         _need(f"(image.abs() <= {LARGEST_VOXEL!r}).all()", _FINITE),
         _image("EnsureChannelFirstd", channel_dim="no_channel"),
         _image("Orientationd", axcodes=SEEN, labels=_LABELS),
@@ -262,7 +269,7 @@ def _of_masks(package: OpenedPackage) -> dict[str, Any]:
     return {
         "suffixes": list(NIFTI_SUFFIXES),
         "preprocessing": _chain(
-            _image("LoadImaged", reader="NibabelReader", image_only=True),
+            *_loaded(),
             _need("torch.isfinite(image).all()", _FINITE),
             _image("EnsureChannelFirstd", channel_dim="no_channel"),
             _image("Orientationd", axcodes=AXIAL, labels=_LABELS),

@@ -131,6 +131,7 @@ def test_masks_are_those_of_predict_whatever_the_orientation(tmp_path, classes):
     (tmp_path / "in" / "sub").mkdir(parents=True)
     nibabel.save(upright, tmp_path / "in" / "a.nii.gz")
     nibabel.save(upright.as_reoriented([[1, -1], [0, 1], [2, -1]]), tmp_path / "in" / "sub" / "b.nii")
+    nibabel.save(nibabel.Nifti1Image(values[..., None], upright.affine), tmp_path / "in" / "of_one_time.nii")
     assert (
         same_masks(tmp_path, make_package(tmp_path, **{**MASKS, "classes": classes}, change=balance), tmp_path / "in")
         > 0
