@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ from fedmend.site.config import CONFIG_NAME, SiteConfig, read_site_config
 from fl_components.job.folder import UNCHANGED, Changes, read_job
 from fl_components.run.simulate import fresh, refused_results
 from fl_components.run.start import check_threads
+
+ALONE = threading.Lock()  # PyTorch's random state and the log belong to the process: one run of it at a time
 
 
 def run_local(
@@ -28,7 +31,7 @@ def run_local(
     watch: Callable[[str], None] | None = None,
     meter: Meter | None = None,
 ) -> dict:
-    """Runs one job without FLARE and returns its ``results.json``.
+    """Runs one job without FLARE and returns its ``results.json``; another thread's run is waited for.
 
     Args as of :func:`fl_components.run.simulate.simulate`, except for:
 
@@ -45,7 +48,7 @@ def run_local(
     workflow, method = settings.build(settings.workflow), settings.build(settings.method)
     check_threads(threads or 1)
     log = workspace.with_name(workspace.name + ".log") if quiet else None
-    with fresh(workspace, site_settings or {}), _output_to(log):  # a mistyped setting leaves no folder behind
+    with fresh(workspace, site_settings or {}), ALONE, _output_to(log):  # a mistyped setting leaves no folder behind
         records = run_locally(
             workflow=workflow,
             method=method,

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from factories import ROOT, refused
@@ -47,9 +49,9 @@ def play(tmp_path, monkeypatch):
     server = {**SERVER, "components": [WORKFLOW]}
     job = write_job(tmp_path / "job", client={**CLIENT, "components": [METHOD]}, server=server)
 
-    def start(run, changes=UNCHANGED, **options):
+    def start(run, changes=UNCHANGED, *, workspace="work", **options):
         monkeypatch.setattr(local, "run_locally", run)
-        return local.run_local(job, tmp_path / "work", changes, **options)
+        return local.run_local(job, tmp_path / workspace, changes, **options)
 
     return start
 
@@ -94,6 +96,22 @@ def test_a_workspace_with_other_files_is_not_emptied(play, tmp_path):
     with refused("--workspace: expected a new folder or one of an earlier run, got one with other files"):
         play(Run())
     assert (tmp_path / "work" / "thesis.txt").is_file()
+
+
+def test_two_runs_in_threads_of_one_process_go_one_after_the_other(play):
+    both, met = threading.Barrier(2), []
+
+    def meets(**given):
+        try:
+            both.wait(0.1)
+            met.append(True)
+        except threading.BrokenBarrierError:
+            met.append(False)
+        return Run()(**{"watch": None, **given})
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda name: play(meets, workspace=name), ("one", "two")))
+    assert met == [False, False]
 
 
 def test_a_mistyped_setting_leaves_no_workspace_behind(play, tmp_path):
