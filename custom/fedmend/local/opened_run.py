@@ -1,6 +1,6 @@
 """A run opened from Python: its numbers as tables of pandas, its figures, its models with their weights."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 MACRO = "macro"
+# Columns of tables, which they have without rows, too.
+DECISION = ("time", "round", "what", "value")
+COUNTS = ("round", "site", "class", "positive", "negative", "correct_positive", "correct_negative")
+ENTRY = ("image", "class", "old", "new", "rule", "round", "confidence", "in_force")
 _WHOLE = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff" '  # of a document of its own
 
 
@@ -127,7 +131,7 @@ class Run:
         Raises:
             FedMendError: pandas is not installed.
         """
-        return _frame(d for d in self._read.decisions if what in ("", d["what"]))
+        return _frame((d for d in self._read.decisions if what in ("", d["what"])), DECISION)
 
     def repairs(self, site: str = "") -> "DataFrame":
         """What was repaired.
@@ -144,10 +148,10 @@ class Run:
             FedMendError: pandas is not installed; no such site; or its ledger is not on this machine.
         """
         if not site:
-            return _frame(self._read.repairs)
+            return _frame(self._read.repairs, COUNTS)
         from fedmend.repairs.ledger import read_history
 
-        rows = _frame(read_history(self._ledger(site)))
+        rows = _frame(read_history(self._ledger(site)), ENTRY)
         if len(rows):
             rows["old"] = rows["old"].where(rows["old"] >= 0)
             rows["round"] += 1
@@ -220,9 +224,11 @@ class Run:
         return f"{phantom}run {self.name} ({self.info['method']}): {values or done}"
 
 
-def _frame(rows: Iterable[Mapping]) -> "DataFrame":
+def _frame(rows: Iterable[Mapping], columns: Sequence[str] = ()) -> "DataFrame":
+    """A table that has its columns without rows, too."""
     try:
         import pandas
     except ImportError:
         raise FedMendError(f"table: {not_installed('pandas', 'notebook')}") from None
-    return pandas.DataFrame(list(rows))
+    found = list(rows)
+    return pandas.DataFrame(found) if found else pandas.DataFrame(columns=list(columns))

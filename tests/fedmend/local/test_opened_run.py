@@ -113,6 +113,20 @@ def test_repairs_of_a_site_come_from_its_ledger_and_count_rounds_from_one(worksp
     assert list(table["in_force"]) == [True, True]
 
 
+@needs_pandas
+def test_tables_without_rows_have_their_columns(workspace):
+    (workspace / "local").mkdir()
+    settings = {"data_root": "phantom", "cache_dir": "cache", "state_dir": "state"}
+    (workspace / "local" / "fedmend.json").write_text(json.dumps(settings))
+    file = workspace / "site-1" / "state" / "demo" / "site-1" / "ledger.sqlite"
+    LabelLedger(file, fingerprint="x", images=["a.png"], classes=CLASSES, site="site-1")
+    (workspace / "server" / "simulate_job" / "fedmend" / "repairs.jsonl").write_text("")
+    run = Run(workspace)
+    assert len(run.repairs().query("round == 6")) == 0
+    assert len(run.repairs("site-1").sort_values("confidence")) == 0
+    assert list(run.decisions("unknown")["value"]) == []
+
+
 def test_a_ledger_that_is_not_on_this_machine_is_said(workspace):
     sentence = "repairs: expected the ledger of site-1 beside this run, not found; after a simulation it is there, of a"
     with refused(f"{sentence} federation each site keeps its own"):
