@@ -129,6 +129,7 @@ class JobRecipe(Recipe):
         self._check_sites(env)
         check_paths(workspace)
         reach_this_machine()
+        self._job.clients = [ALL_SITES]  # a simulation puts its sites in their place, which the next one would refuse
         with fresh(workspace, self._site) if simulated else in_use(workspace):
             return super().run(env, *args, **kwargs)
 

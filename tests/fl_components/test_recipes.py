@@ -131,6 +131,20 @@ def test_a_recipe_keeps_a_run_from_a_second_start_and_flare_from_paths_that_it_c
         FedMLPRecipe("ich").run(SimEnv(num_clients=5, workspace_root=str(tmp_path / "my runs")))
 
 
+def test_a_recipe_runs_again_as_when_a_cell_of_a_notebook_is_run_twice(tmp_path, monkeypatch):
+    asked = []
+
+    def simulator(job, workspace, n_clients=None, **options):
+        job.clients.remove("@ALL")  # FLARE takes a number of sites only where this stands, and writes them over it
+        asked.append(n_clients)
+
+    monkeypatch.setattr(recipes.FolderJob, "simulator_run", simulator)
+    recipe, env = FedMLPRecipe("ich"), SimEnv(num_clients=5, workspace_root=str(tmp_path))
+    recipe.run(env)
+    recipe.run(env)
+    assert asked == [5, 5]
+
+
 @pytest.mark.parametrize("env", [{"num_clients": 2}, {"clients": ["site-1", "site-9"]}])
 def test_an_environment_of_other_sites_is_refused(tmp_path, env):
     names = ", ".join(env.get("clients", NAMES[:2]))
