@@ -195,7 +195,8 @@ def test_hospital_it_learns_whether_the_server_accepts_its_certificate(deploymen
         key = ec.generate_private_key(ec.SECP256R1())
         name, now = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "site-1")]), datetime.now(UTC)
         foreign = x509.CertificateBuilder(name, name, key.public_key(), 1, now - DAY, now + DAY).sign(key, SHA256())
-        (kit / "startup" / "client.crt").write_bytes(foreign.public_bytes(Encoding.PEM))
+        for file in ("client.crt", "rootCA.pem"):  # they belong together, of another federation
+            (kit / "startup" / file).write_bytes(foreign.public_bytes(Encoding.PEM))
         (kit / "startup" / "client.key").write_bytes(
             key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         )
