@@ -85,13 +85,18 @@ def restore(copy: Path, kit: Path) -> list[str]:
     name, state_dir = kit_name(kit), state_of(kit)
     where = f"{name}: restore"
     about = read_document(copy / ABOUT, f"{where}, {ABOUT}", "a folder that fedmend backup made")
-    if not isinstance(about, dict) or about.get("name") != name or not isinstance(about.get("files"), dict):
-        raise FedMendError(f"{where}: expected a backup of {name}, got another")
+    kinds = {"name": str, "made": str, "files": dict}
+    if not isinstance(about, dict) or not all(isinstance(about.get(key), kind) for key, kind in kinds.items()):
+        raise FedMendError(f"{where}, {ABOUT}: expected name, time and files of a backup, got others")
+    if about["name"] != name:
+        raise FedMendError(f"{where}: expected a backup of {name}, got one of {about['name']!a:.40}")
     if not (copy / STATE).is_dir():
         raise FedMendError(f"{where}: expected a backup with files in it, got an empty one")
     for file, known in about["files"].items():
         if not (copy / file).is_file() or sha256(copy / file) != known:
             raise FedMendError(f"{where}: expected every file as it was backed up, got a damaged or missing one")
+    if any(str(f.relative_to(copy)) not in about["files"] for f in (copy / STATE).rglob("*") if f.is_file()):
+        raise FedMendError(f"{where}: expected the files that were backed up alone, got one more")
     refuse_running(kit.resolve(), state_dir, name)
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     done, now = [], time.strftime("%Y%m%dT%H%M%S")

@@ -252,6 +252,23 @@ def test_a_damaged_backup_one_of_another_site_and_a_running_site_are_refused(kit
         restore(copy, kit)
     about = json.loads((copy / "backup.json").read_text())
     (copy / "backup.json").write_text(json.dumps({**about, "name": "site-2"}))
-    with refused("site-1: restore: expected a backup of site-1, got another"):
+    with refused("site-1: restore: expected a backup of site-1, got one of 'site-2'"):
         restore(copy, kit)
     assert not list(state.glob("*.replaced-*"))
+
+
+def test_a_backup_with_a_file_more_is_refused(kit, tmp_path):
+    backup(kit, tmp_path / "copy")
+    (tmp_path / "copy" / "state" / "run-1" / "site-1" / "moments-1.pt").write_text("of nobody")
+    with refused("site-1: restore: expected the files that were backed up alone, got one more"):
+        restore(tmp_path / "copy", kit)
+
+
+@pytest.mark.parametrize("key", ["name", "made", "files"])
+def test_a_backup_whose_list_lacks_something_is_refused_before_anything_is_put_back(kit, tmp_path, key):
+    backup(kit, tmp_path / "copy")
+    file = tmp_path / "copy" / "backup.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: None}))
+    with refused("site-1: restore, backup.json: expected name, time and files of a backup, got others"):
+        restore(tmp_path / "copy", kit)
+    assert not list((tmp_path / "state").glob("*.replaced-*"))
