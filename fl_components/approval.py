@@ -132,14 +132,17 @@ def approve(state_dir: Path, site: str, job: str) -> None:
         job: id of a job that waits.
 
     Raises:
-        FedMendError: no job of this id waits.
+        FedMendError: no job of this id waits, or it has been approved.
     """
-    waiting = [name for name, request in requests(state_dir, site).items() if not request["approved"]]
-    if job not in waiting:
-        raise FedMendError(f"{site}: approve: expected one of {waiting}, got {job!r:.100}")
-    file = _file(state_dir, site, job)
+    known = requests(state_dir, site)
+    if job in known and known[job]["approved"]:
+        raise FedMendError(f"{site}: approve: expected a job that waits, this one has been approved")
+    if job not in known:
+        waiting = [name for name, request in known.items() if not request["approved"]]
+        words = f"one of {waiting}" if waiting else "a job that waits, none does"
+        raise FedMendError(f"{site}: approve: expected {words}, got {job!r:.100}")
     approved = {"time": _now(), "by": getpass.getuser()}
-    write_text(file, json.dumps({**requests(state_dir, site)[job], "approved": approved}, indent=1) + "\n")
+    write_text(_file(state_dir, site, job), json.dumps({**known[job], "approved": approved}, indent=1) + "\n")
 
 
 def _file(state_dir: Path, site: str, job: str) -> Path:

@@ -93,6 +93,11 @@ def test_a_job_that_waits_is_shown_and_approved_by_its_id(kit, capsys):
     check_approved(state, "site-1", "d3b07384", about, stop=lambda: False, rounds=9)
     assert call("approve", kit) == 0
     assert capsys.readouterr().out == "0 jobs wait\n"
+    where = "fedmend: site-1: approve: expected a job that waits"
+    assert call("approve", kit, "d3b07384") == 1
+    assert capsys.readouterr().err == f"{where}, this one has been approved\n"
+    assert call("approve", kit, "other") == 1
+    assert capsys.readouterr().err == f"{where}, none does, got 'other'\n"
 
 
 def test_of_two_jobs_whose_sites_differ_by_one_it_is_said_that_both_models_tell_what_that_one_sent(kit, capsys):
