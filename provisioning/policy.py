@@ -61,13 +61,18 @@ class SitePolicyBuilder(Builder):
     ):
         if not isinstance(server_storage, str) or not os.path.isabs(server_storage):
             raise ValueError(f"SitePolicyBuilder, server_storage: expected an absolute folder, got {server_storage!r}")
+        if not hasattr(weight_filters or {}, "items"):
+            words = "expected names of scopes with path and args"
+            raise ValueError(f"SitePolicyBuilder, weight_filters: {words}, got {weight_filters!r}")
         for scope, chosen in (weight_filters or {}).items():
             if not isinstance(chosen, Mapping) or "path" not in chosen:
                 raise ValueError(f"SitePolicyBuilder, weight_filters {scope}: expected path and args, got {chosen!r}")
             if re.search(r"\.(he|homomorphic_encryption)\.", str(chosen["path"])):  # the server could check nothing
                 raise ValueError(f"SitePolicyBuilder, weight_filters {scope}: expected no homomorphic encryption")
-        if unknown := sorted(set(tracking) - set(RECEIVERS)):
-            raise ValueError(f"SitePolicyBuilder, tracking: expected some of {', '.join(RECEIVERS)}, got {unknown}")
+        if isinstance(tracking, str) or not isinstance(tracking, Sequence) or {*map(str, tracking)} - {*RECEIVERS}:
+            raise ValueError(
+                f"SitePolicyBuilder, tracking: expected a list of some of {', '.join(RECEIVERS)}, got {tracking!r}"
+            )
         if not isinstance(baselines, bool):
             raise ValueError(f"SitePolicyBuilder, baselines: expected true or false, got {baselines!r}")
         self._resources, self._privacy = (_read(POLICY / f"{name}.json") for name in ("resources", "privacy"))

@@ -100,6 +100,7 @@ def agreed_hash(project: Path) -> str:
         done = subprocess.run([sys.executable, "-m", "nvflare.cli", *words], capture_output=True, text=True, cwd=folder)
         kit = Path(folder) / str(name) / "prod_00" / str(site)
         if done.returncode or not kit.is_dir():
-            said = (done.stdout + done.stderr).strip().splitlines() or ["nothing"]
+            lines = (done.stdout + done.stderr).strip().splitlines()
+            said = [line for line in lines if not line.startswith(("Hint: ", "Code: "))] or ["nothing"]
             raise FedMendError(f"{project}: expected that a kit can be made from it, FLARE said last: {said[-1]}")
         return policy_hash(kit)

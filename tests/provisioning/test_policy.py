@@ -452,6 +452,18 @@ def test_settings_of_a_trial_are_those_of_its_sites_and_not_of_the_server(tmp_pa
     assert server["data_root"] == "a server has no data"
 
 
+@pytest.mark.parametrize("given", ["fl_components.tracking.mlflow.MLflow", {"a": 1}, [["x"]], None])
+def test_receivers_that_are_no_list_of_them_are_refused(given):
+    with pytest.raises(ValueError, match=r"^SitePolicyBuilder, tracking: expected a list of some of .*, got "):
+        SitePolicyBuilder(server_storage="/x", tracking=given)
+
+
+def test_filters_without_names_of_scopes_are_refused():
+    words = r"^SitePolicyBuilder, weight_filters: expected names of scopes with path and args, got \['x'\]$"
+    with pytest.raises(ValueError, match=words):
+        SitePolicyBuilder(server_storage="/x", weight_filters=["x"])
+
+
 def test_a_filter_without_a_path_is_refused():
     with pytest.raises(ValueError, match=r"^SitePolicyBuilder, weight_filters x: expected path and args, got 'y'$"):
         SitePolicyBuilder(server_storage="/x", weight_filters={"x": "y"})
@@ -488,7 +500,9 @@ def test_the_server_alone_lists_the_receivers_that_the_project_asks_for(tmp_path
 
 
 def test_a_receiver_that_is_none_of_ours_is_refused():
-    with pytest.raises(ValueError, match=r"^SitePolicyBuilder, tracking: expected some of fl_components.tracking"):
+    with pytest.raises(
+        ValueError, match=r"^SitePolicyBuilder, tracking: expected a list of some of fl_components.tracking"
+    ):
         SitePolicyBuilder(
             server_storage="/x", tracking=["nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver"]
         )

@@ -7,6 +7,7 @@ import pytest
 from factories import ROOT, refused
 from sitecheck_factories import found, make_kit
 
+from fedmend.errors import FedMendError
 from fl_components.policy.agreed import agreed_hash, differing, policy_hash
 
 
@@ -90,3 +91,11 @@ def test_a_project_without_a_site_is_refused(tmp_path, text):
         file.write_text(text)
     with refused(f"{file}: expected a project.yml with a server, a site and builders, got none"):
         agreed_hash(file)
+
+
+def test_what_provisioning_has_against_a_project_is_in_the_sentence(tmp_path):
+    text = (ROOT / "provisioning" / "project.yml").read_text()
+    (tmp_path / "project.yml").write_text(text.replace("/var/lib/fedmend", "fedmend"))
+    with pytest.raises(FedMendError) as told:
+        agreed_hash(tmp_path / "project.yml")
+    assert str(told.value).endswith("SitePolicyBuilder, server_storage: expected an absolute folder, got 'fedmend'")
