@@ -284,3 +284,14 @@ def test_at_125_percent_nothing_is_cut_off_and_every_control_has_a_name(browser,
     if hasattr(browser, "get_log"):  # Firefox's driver tells nothing of its console
         severe = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
         assert severe == []
+
+
+def test_the_queue_fits_a_narrow_screen_and_its_table_is_scrolled_by_itself(browser, server):
+    enter(browser, server)
+    assert len(browser.find_elements(By.CSS_SELECTOR, "tbody tr")) > 1
+    browser.execute_script("document.documentElement.style.fontSize = '400%'")  # as 320 of 1280 pixels
+    assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    region = browser.find_element(By.CSS_SELECTOR, "[role=region]")
+    assert browser.execute_script("return arguments[0].scrollWidth > arguments[0].clientWidth", region)
+    assert region.accessible_name == "Queue"
+    assert region.get_attribute("tabindex") == "0"
