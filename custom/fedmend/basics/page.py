@@ -99,8 +99,8 @@ def number(value: float | None) -> str:
 
 
 def short_name(metric: str) -> str:
-    """A metric's key as a line, table or terminal names it, e.g. AUC or mAP."""
-    return "mAP" if metric == "map" else metric.upper()
+    """A metric's key as a line, table or terminal names it, e.g. AUC, mAP, BACC (val) or VOLUME DICE."""
+    return "mAP" if metric == "map" else metric.upper().replace("_VAL", " (val)").replace("_", " ")
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-from fedmend.basics.page import HEAT, Figure, heat, section, table
+from fedmend.basics.page import HEAT, Figure, heat, section, short_name, table
 
 
 def test_dark_text_is_readable_on_every_shade_of_a_heat_map():
@@ -31,3 +31,8 @@ def test_only_a_long_name_of_a_row_is_broken_into_lines():
     found = table("c", ["Site", "n"], rows)
     assert f'<th scope="row">{"x" * 36}</th>' in found
     assert f'<th scope="row" class="long">{"y" * 37}</th>' in found
+
+
+def test_every_metric_has_a_name_that_people_read():
+    names = {"auc": "AUC", "map": "mAP", "bacc_val": "BACC (val)", "volume_dice": "VOLUME DICE"}
+    assert {key: short_name(key) for key in names} == names
