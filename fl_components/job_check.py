@@ -21,6 +21,7 @@ And it closes doors that FLARE leaves open to whoever speaks as the server:
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from nvflare.apis.app_validation import AppValidator
 from nvflare.apis.fl_exception import UnsafeComponentError
@@ -35,9 +36,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 from fedmend.basics.json_files import read_document
 from fedmend.errors import FedMendError
 from fedmend.messages import LONGEST_ERROR
-from fl_components.job.reading import CLIENT, CODE, components, read_app, refuse_baseline, refuse_encryption
-
-GUARD = "fl_components.guard.ReportGuard"
+from fl_components.job.reading import CLIENT, CODE, GUARD, components, read_app, refuse_baseline, refuse_encryption
 
 
 class ListedClasses(AppValidator):
@@ -95,17 +94,19 @@ def check_guarded(file: Path) -> None:
         FedMendError: no such file, one that FLARE cannot use, or a scope whose last filter of results is another.
     """
     where = f"local/{file.name}"
-    policy = read_document(file, where, "the privacy policy of this site in its kit")
+    policy: Any = read_document(file, where, "the privacy policy of this site in its kit")
     try:
-        last = {scope["name"]: (scope["task_result_filters"] or [{}])[-1] for scope in policy["scopes"]}  # type: ignore[index]
+        last = {scope["name"]: (scope["task_result_filters"] or [{}])[-1] for scope in policy["scopes"]}
         guarded = {name: (f.get("path"), f.get("direction", "out")) == (GUARD, "out") for name, f in last.items()}
-        known = policy["default_scope"] in guarded  # type: ignore[index]
+        known = policy["default_scope"] in guarded
     except (TypeError, KeyError, AttributeError):
         raise FedMendError(f"{where}: expected scopes with result filters and a default_scope, got others") from None
     if not known:
         raise FedMendError(f"{where}, default_scope: expected the name of a scope of this file, got another")
-    for name in (name for name, fine in guarded.items() if not fine):
-        raise FedMendError(f"{where}, scope {name!a:.40}: expected ReportGuard as the last result filter, got another")
+    if open_scopes := [name for name, fine in guarded.items() if not fine]:
+        raise FedMendError(
+            f"{where}, scope {open_scopes[0]!a:.40}: expected ReportGuard as the last result filter, got another"
+        )
 
 
 def _filters_of_the_site(kit: Workspace) -> list[dict]:

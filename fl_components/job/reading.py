@@ -30,6 +30,7 @@ TYPED = "utf-8-sig"  # with or without the mark that Windows editors put before 
 CLASS_KEYS = ("path", "class_path", "name")
 # What executors of ours and of FLARE's statistics workflow answer; their own constants take seconds to import.
 TASKS = ("census", "train", "collect", "evaluate", "keep", "fed_stats", "fed_stats_pre_run")
+GUARD = "fl_components.guard.ReportGuard"  # its module takes seconds to import
 BASELINES = "fedmend.baselines."  # classes that a kit lists only where its project asks for them
 
 

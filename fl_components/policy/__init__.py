@@ -16,10 +16,9 @@ from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, counted
 from fedmend.method import LocalMethod, Workflow
 from fedmend.preprocessing import FIELDS as PREPROCESSING
-from fl_components.job.reading import BASELINES
+from fl_components.job.reading import BASELINES, GUARD
 from fl_components.policy.classes import GROUPS, allowed_classes, class_table
 
-GUARD = "fl_components.guard.ReportGuard"
 RESOURCES = Path("simulator_workspace") / "local" / "resources.json"
 PRIVACY = Path("simulator_workspace") / "local" / "privacy.json"
 DATA_PROTECTION = Path("provisioning") / "data_protection.md"

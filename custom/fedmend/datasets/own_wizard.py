@@ -145,7 +145,7 @@ class Wizard:
         if answer == NONE:
             names = {f.name.lower() for f in folder.rglob("*") if f.is_file()}
             other = {n for n in names if not n.endswith((*PICTURE_SUFFIXES, *NIFTI_SUFFIXES, ".json"))}
-            wanted = "a table beside pictures, or a datalist as of `fedmend prepare volumes` (--labels FILE)"
+            wanted = "a table beside pictures, or a datalist as `fedmend prepare volumes` writes it (--labels FILE)"
             need(not names or bool(other), "init, table of labels", wanted, "none")
             return None
         if not Path(answer).is_file():

@@ -187,7 +187,7 @@ def test_dicom_files_without_labels_become_a_table_to_be_filled_in(tmp_path, tal
 
 
 NO_TABLE = (
-    "init, table of labels: expected a table beside pictures, or a datalist as of `fedmend prepare volumes`"
+    "init, table of labels: expected a table beside pictures, or a datalist as `fedmend prepare volumes` writes it"
     " (--labels FILE), got none"
 )
 

@@ -94,13 +94,17 @@ def test_counts_of_repairs_are_a_table(workspace):
     assert list(table["positive"]) == [5, 8]
 
 
-@needs_pandas
-def test_repairs_of_a_site_come_from_its_ledger_and_count_rounds_from_one(workspace):
+def ledger_of_site_1(workspace):
     (workspace / "local").mkdir()
     settings = {"data_root": "phantom", "cache_dir": "cache", "state_dir": "state"}
     (workspace / "local" / "fedmend.json").write_text(json.dumps(settings))
     file = workspace / "site-1" / "state" / "demo" / "site-1" / "ledger.sqlite"
-    ledger = LabelLedger(file, fingerprint="x", images=["a.png", "b.png"], classes=CLASSES, site="site-1")
+    return LabelLedger(file, fingerprint="x", images=["a.png", "b.png"], classes=CLASSES, site="site-1")
+
+
+@needs_pandas
+def test_repairs_of_a_site_come_from_its_ledger_and_count_rounds_from_one(workspace):
+    ledger = ledger_of_site_1(workspace)
     repairs = Repairs(np.array([0, 1]), np.array([1, 0]), np.array([1, 0]), np.array([0.75, 0.5]))
     ledger.record("rule", 2, np.array([[1, -1], [1, 0]], dtype=np.int8), repairs)
     ledger.record("rule", 3, np.zeros((2, 2), dtype=np.int8), Repairs(*[np.zeros(0)] * 4))
@@ -115,11 +119,7 @@ def test_repairs_of_a_site_come_from_its_ledger_and_count_rounds_from_one(worksp
 
 @needs_pandas
 def test_tables_without_rows_have_their_columns(workspace):
-    (workspace / "local").mkdir()
-    settings = {"data_root": "phantom", "cache_dir": "cache", "state_dir": "state"}
-    (workspace / "local" / "fedmend.json").write_text(json.dumps(settings))
-    file = workspace / "site-1" / "state" / "demo" / "site-1" / "ledger.sqlite"
-    LabelLedger(file, fingerprint="x", images=["a.png"], classes=CLASSES, site="site-1")
+    ledger_of_site_1(workspace)
     (workspace / "server" / "simulate_job" / "fedmend" / "repairs.jsonl").write_text("")
     run = Run(workspace)
     assert len(run.repairs().query("round == 6")) == 0
