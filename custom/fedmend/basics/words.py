@@ -1,6 +1,8 @@
-"""Words of another party, such as names in a package or a sentence of a site, made harmless where they are shown."""
+"""Words that are shown: those of another party, such as a sentence of a site, made harmless, and names in order."""
 
+import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 JOINERS = "\u200c\u200d"  # without width, between letters of Persian and of scripts of India
@@ -53,3 +55,15 @@ def inert(value: Any) -> Any:
 def as_given(cell: str) -> str:
     """The text that :func:`inert` has written as a ``cell``."""
     return cell[1:] if cell.startswith("'") else cell
+
+
+def natural(name: str) -> tuple[list, str]:
+    """A key to sort names by as people do, 2 before 10: numbers in one count by their value, however long they are."""
+    parts: list = re.split("([0-9]+)", name)
+    parts[1::2] = [(len(digits.lstrip("0")), digits.lstrip("0")) for digits in parts[1::2]]
+    return parts, name
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names, such as those of sites, as people would sort them."""
+    return sorted(names, key=natural)

@@ -5,6 +5,7 @@ from html import escape
 from typing import Any
 
 from fedmend.basics.page import number, phantom_note, section, short_name, table, whole_page
+from fedmend.basics.words import in_order
 
 SYNTHETIC = "A model or the data of a site are synthetic; the numbers say nothing about patients."
 FOOTER = (
@@ -30,7 +31,7 @@ def evaluations_page(results: Mapping[str, Any]) -> str:
 
 
 def _matrix(packages: Mapping[str, Mapping], split: str, best: str) -> str:
-    sites = sorted({site for found in packages.values() for site in found["splits"].get(split, {}).get("sites", ())})
+    sites = in_order({s for found in packages.values() for s in found["splits"].get(split, {}).get("sites", ())})
     rows: list[list[object]] = []
     for package, found in packages.items():
         if split not in found["splits"]:
@@ -63,7 +64,7 @@ def _absent(packages: Mapping[str, Mapping], split: str) -> dict[str, list[str]]
     """Package → sites that have told others of a split, and not of this one."""
     told = {package: {*found["splits"].get(split, {}).get("sites", ())} for package, found in packages.items()}
     every = {site for sites in told.values() for site in sites}
-    return {package: sorted(every - sites) for package, sites in told.items() if every - sites}
+    return {package: in_order(every - sites) for package, sites in told.items() if every - sites}
 
 
 def _classes(packages: Mapping[str, Mapping], split: str, classes: list[str]) -> str:

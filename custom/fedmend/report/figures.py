@@ -10,6 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from fedmend.basics.page import Figure
+from fedmend.basics.words import in_order
 from fedmend.records.run_folder import RunFiles
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ def share_figure(
         noisy: sites that are drawn as such.
     """
     rounds = list(weights)
-    sites = sorted({site for row in weights.values() for site in row}, key=lambda site: (site not in noisy, site))
+    sites = sorted(in_order({site for row in weights.values() for site in row}), key=lambda site: site not in noisy)
     train = {name: site.get("train") for name, site in run.info["sites"].items()}
     samples = {site: size for site in sites if (size := train.get(site)) is not None}
     total = sum(samples.values()) if len(samples) == len(sites) else None

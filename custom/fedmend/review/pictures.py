@@ -4,12 +4,12 @@ Images and slices of volumes are turned as radiologists see them: the patient's 
 """
 
 import functools
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedmend.basics.words import natural
 from fedmend.data.card import WINDOWS, SiteCard, stays_below
 from fedmend.data.datalist import VolumeItem
 from fedmend.data.raw import RawImage, UnreadableImage, grey_range, is_window
@@ -207,19 +207,12 @@ class Neighbours:
     def of(self, sample: int) -> tuple[list[int], int]:
         """The samples of the same patient, as people would sort their names: 2 before 10; and the place of this one."""
         samples = self._samples.get(self._patients[sample], [sample])
-        found = sorted(samples, key=lambda other: _natural(self._images[other]))
+        found = sorted(samples, key=lambda other: natural(self._images[other]))
         return found, found.index(sample)
 
     def path(self, picture: int) -> str:
         """Of a picture, below the image root."""
         return self._images[picture]
-
-
-def _natural(name: str) -> list:
-    """A key to sort by: numbers in a name count by their value, however long they are."""
-    parts = re.split("([0-9]+)", name)
-    parts[1::2] = [(len(digits.lstrip("0")), digits.lstrip("0")) for digits in parts[1::2]]
-    return parts
 
 
 def picture_problem(error: UnreadableImage | FedMendError | OSError) -> str:

@@ -1,6 +1,6 @@
 import pytest
 
-from fedmend.basics.words import as_given, inert, markdown, printable
+from fedmend.basics.words import as_given, in_order, inert, markdown, printable
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,9 @@ def test_a_text_that_a_spreadsheet_would_compute_has_an_apostrophe_which_comes_o
 @pytest.mark.parametrize("value", ["a=b", "", " =A1", -1, None])
 def test_other_cells_stay_as_they_are(value):
     assert inert(value) is value
+
+
+def test_names_stand_in_the_order_in_which_people_count():
+    names = ["site-10", "site-9", "site-1", "site-02", "site-2", "b", "3d", "B10"]
+    assert in_order(names) == ["3d", "B10", "b", "site-1", "site-02", "site-2", "site-9", "site-10"]
+    assert in_order(reversed(names)) == in_order(names)

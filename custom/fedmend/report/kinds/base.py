@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from fedmend.basics.page import Figure, table, td
+from fedmend.basics.words import in_order
 from fedmend.report.metric_figures import Metric, metric_figure
 
 if TYPE_CHECKING:
@@ -151,7 +152,8 @@ def classes_of_sites(run: "RunFiles", caption: str, total: str, unit: str = "") 
     """
     known, classes = run.info["sites"], run.info["classes"]
     rows: list[list[object]] = []
-    for name, site in sorted(known.items()):
+    for name in in_order(known):
+        site = known[name]
         count = site.get("positives", {})
         yes = {c: f"✓ {count[c]:,}{unit}" if count.get(c) is not None else "✓" for c in site.get("annotated", ())}
         cells = [td(yes[c], "yes") if c in yes else td("–", "no") for c in classes]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from fedmend.basics.page import Figure, heat, table, td
+from fedmend.basics.words import in_order
 from fedmend.labels import SEGMENTATION
 from fedmend.records.run_folder import RunFiles
 from fedmend.report.kinds.base import KindReport, classes_of_sites
@@ -84,7 +85,8 @@ class SegmentationReport(KindReport):
             return ("What each site annotates", body) if body else ("", "")
         known, rows = run.info["sites"], []
         splits = [split for split in ("val", "test") if any(site.get(split) for site in known.values())]
-        for name, site in sorted(known.items()):
+        for name in in_order(known):
+            site = known[name]
             kept, total = site.get("lesions", (None, None))
             share = [td("n/a", "na n") if not total else heat(f"{kept / total:.0%}", kept / total)]
             slices = [sum(site["positives"].values()) if "positives" in site else None]

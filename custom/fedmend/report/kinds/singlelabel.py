@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from fedmend.basics.page import heat, table, td
+from fedmend.basics.words import in_order
 from fedmend.labels import SINGLELABEL
 from fedmend.records.run_folder import RunFiles
 from fedmend.report.kinds.base import CALIBRATION, LABEL_WORDS, PSEUDO_LABEL_WORDS, SPLITS, KindReport, PseudoLabels
@@ -67,7 +68,7 @@ class SingleLabelReport(KindReport):
         """Sites × classes: training labels, where every site may have all classes."""
         classes, known = run.info["classes"], run.info["sites"]
         splits = [split for split in SPLITS if any(site.get(split) for site in known.values())]
-        counts = {name: [site.get("positives", {}).get(c) for c in classes] for name, site in sorted(known.items())}
+        counts = {name: [known[name].get("positives", {}).get(c) for c in classes] for name in in_order(known)}
         blank = {  # n/a where the counts of labels stay at the site
             name: (known[name].get("train") or 0) - sum(n or 0 for n in row) if "positives" in known[name] else None
             for name, row in counts.items()

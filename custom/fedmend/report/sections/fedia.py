@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from fedmend.basics.page import Figure, Markup, Section, number, section, table, td
+from fedmend.basics.words import in_order
 from fedmend.records.run_folder import RunFiles
 from fedmend.report.figures import Line, Panel, grid_figure, share_figure
 from fedmend.report.kinds import shown_as
@@ -53,11 +54,11 @@ def completeness(run: RunFiles) -> Section:
     true = {site: value for site, value in _true(run).items() if site in estimate}
     ranks, true_ranks = _ranks({site: estimate[site] for site in true} if true else estimate), _ranks(true)
     rows = []
-    for site in sorted(estimate, key=lambda site: (estimate[site], site)):
+    for site in sorted(in_order(estimate), key=estimate.__getitem__):
         row = [site, sites[site]["annotated"], sites[site]["predicted"], estimate[site], ranks.get(site)]
         rows.append(row + ([true.get(site), _beside(ranks.get(site), true_ranks.get(site))] if true else []))
     lowest = min(estimate.values())
-    least = sorted(site for site, value in estimate.items() if value == lowest)
+    least = in_order(site for site, value in estimate.items() if value == lowest)
     words = (
         f"After round {round_num}, every site counted the lesions that it has marked and those that the global model"
         " finds in the same slices."
@@ -131,7 +132,7 @@ def _iou_figure(
     rounds, all_rounds = list(curves), range(1, frame["last_round"] + 1)
     highest = max(value for row in curves.values() for value in row.values())
     panels, story, drawn = [], [], ["main"]
-    for site in sorted({site for row in curves.values() for site in row}):
+    for site in in_order({site for row in curves.values() for site in row}):
         values = [row.get(site) for row in curves.values()]
         shown = [Line(rounds, values)]
         if site in lines:
@@ -217,7 +218,7 @@ def corrections(run: RunFiles) -> Section:
     for record in run.repairs:
         if record["positive"] or record["negative"]:
             first.setdefault(record["site"], record["round"])
-    for site in sorted(run.info["sites"]):
+    for site in in_order(run.info["sites"]):
         trigger, corrected, spared = (events[what].get(site) for what in EVENTS)
         if trigger is None and corrected is None and site not in added:
             state = "never" if spared is None else f"spared in {spared}"
@@ -253,12 +254,12 @@ def completeness_lines(run: RunFiles) -> list[str]:
     lines, found, true = [], run.last_decided("completeness", OWN), _true(run)
     if found is not None:
         each = [
-            f"{site} {value['estimate']:.2f}" + (f" ({true[site]:.2f})" if site in true else "")
-            for site, value in sorted(found[1].items())
+            f"{site} {found[1][site]['estimate']:.2f}" + (f" ({true[site]:.2f})" if site in true else "")
+            for site in in_order(found[1])
         ]
         lines.append(f"Completeness, estimated{' (true)' if true else ''}: {', '.join(each)}")
     if corrected := _events(run)["corrected"]:
-        each = [f"{site} in round {round_num}" for site, round_num in sorted(corrected.items())]
+        each = [f"{site} in round {corrected[site]}" for site in in_order(corrected)]
         lines.append(f"Corrected: {', '.join(each)}")
     if added := _added(run):
         known = [r for r in added.values() if r["missing"] is not None]

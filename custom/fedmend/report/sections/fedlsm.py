@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from fedmend.basics.page import Figure, Section, heat, section, table, td
+from fedmend.basics.words import in_order
 from fedmend.records.run_folder import RunFiles
 from fedmend.report.figures import Line, Panel, grid_figure
 from fedmend.report.parts import Part
@@ -85,7 +86,8 @@ def _uncertainty_figure(
     """
     panels, story, highest, outlined = [], [], 0.0, False
     latest = max(max(by_round) for by_round in histograms.values())
-    for site, by_round in sorted(histograms.items()):
+    for site in in_order(histograms):
+        by_round = histograms[site]
         rounds = list(by_round)
         first, last = by_round[rounds[0]], by_round[rounds[-1]]
         edges = [i / len(last) for i in range(len(last) + 1)]
@@ -146,7 +148,7 @@ def _knowledge_table(run: RunFiles, round_num: int, knowledge: Mapping[str, Sequ
     classes, sites = run.info["classes"], run.info["sites"]
     total = [sum(column) for column in zip(*knowledge.values(), strict=True)]
     rows = []
-    for site in sorted({*sites, *knowledge}):
+    for site in in_order({*sites, *knowledge}):
         if site not in knowledge:
             rows.append([site, *(td("–", "no") for _ in classes)])
             continue

@@ -5,6 +5,7 @@ from html import escape
 from statistics import fmean
 
 from fedmend.basics.page import Figure, Section, heat, number, section, table, td
+from fedmend.basics.words import in_order
 from fedmend.records.run_folder import RunFiles
 from fedmend.report.figures import Line, Panel, grid_figure, share_figure
 from fedmend.report.parts import Part
@@ -52,7 +53,7 @@ def noisy_sites(run: RunFiles) -> Section:
     heads = {len(classes): classes, len(classes) + 1: ["background", *classes]}  # the latter for masks
     columns = heads.get(len(next(iter(losses.values()), classes)), ["all classes"])
     rows = []
-    for site in sorted(losses, key=lambda site: (site not in noisy, -mean[site], site)):
+    for site in sorted(in_order(losses), key=lambda site: (site not in noisy, -mean[site])):
         judged = td("⚠ noisy", "bad") if site in noisy else td("clean", "no")
         cells = [
             td("absent", "no") if loss is None else heat(number(loss), shade / darkest)
@@ -60,16 +61,16 @@ def noisy_sites(run: RunFiles) -> Section:
         ]
         rows.append([site, judged, *cells, mean[site]])
     absent = [site for site in value.get("absent", ()) if site not in losses]
-    rows += [[site, td("not judged", "no"), *(td("–", "no") for _ in columns), None] for site in sorted(absent)]
+    rows += [[site, td("not judged", "no"), *(td("–", "no") for _ in columns), None] for site in in_order(absent)]
     words = f"After round {round_num}, none of {len(losses)} sites was judged noisy."
     if noisy:
-        named = ", ".join(sorted(noisy))
+        named = ", ".join(in_order(noisy))
         words = f"After round {round_num}, {len(noisy)} of {len(losses)} sites were judged noisy: {named}."
     if (share := value.get("vote_share")) is not None:
         most, what = ("", "exactly this") if noisy else ("At most ", "how the sites are to be split")
         words += f" {most}{share:.0%} of the fits of the mixture model agree on {what} (detection vote share)."
     if absent:
-        words += f" Not judged, as no losses came from there, and treated as noisy: {', '.join(sorted(absent))}."
+        words += f" Not judged, as no losses came from there, and treated as noisy: {', '.join(in_order(absent))}."
     caption = (
         f"Mean loss of each class after the warm-up; shading: {kind}, from 0 (white) to {darkest:.3g};"
         " absent: the site has no sample of the class, which counts as the lowest loss of all sites"
@@ -83,7 +84,7 @@ def noisy_site_lines(run: RunFiles) -> list[str]:
     found = run.last_decided("noisy_client_detection", OWN)
     if found is None:
         return []
-    noisy, share = ", ".join(sorted(found[1]["noisy"])), number(found[1].get("vote_share"))
+    noisy, share = ", ".join(in_order(found[1]["noisy"])), number(found[1].get("vote_share"))
     return [f"Noisy sites: {noisy or 'none'} (detection vote share {share})"]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from fedmend.basics.page import Section, number, section, table
+from fedmend.basics.words import in_order
 from fedmend.records.run_folder import RunFiles
 from fedmend.report.parts import Part
 
@@ -24,7 +25,7 @@ def _spent(run: RunFiles) -> Mapping[str, Mapping[str, float]]:
     told: dict[str, Mapping[str, float]] = {}
     for value in run.decided("privacy", OWN).values():
         told.update(value)
-    return dict(sorted(told.items()))
+    return {site: told[site] for site in in_order(told)}
 
 
 def spent(run: RunFiles) -> Section:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from html import escape
 
 from fedmend.basics.page import Figure, Section, number, section, table
+from fedmend.basics.words import in_order, natural
 from fedmend.records.run_folder import RunFiles
 from fedmend.report.figures import STACK, Line, Panel, grid_figure
 from fedmend.report.kinds import shown_as
@@ -21,7 +22,7 @@ def pseudo_labels(run: RunFiles) -> Section:
     if not (run.repairs and kinds):
         return Section()
     blocks: list[str | Figure] = []
-    for i, site in enumerate(sorted({r["site"] for r in run.repairs})):
+    for i, site in enumerate(in_order({r["site"] for r in run.repairs})):
         records = [r for r in run.repairs if r["site"] == site]
         annotated = run.info["sites"].get(site, {}).get("annotated", ())
         blocks += [f"<h3>{escape(site)}</h3>\n", _count_figure(f"counts-{i}", site, records, run, annotated, kinds)]
@@ -45,7 +46,8 @@ def _latest_table(run: RunFiles) -> str:
     latest = {(r["site"], classes.index(r["class"])): r for r in run.repairs}
     rows, sums = [], dict.fromkeys(("positive", "negative", "untagged"), 0)
     shared = any("accepted" in r for r in latest.values())  # the sites that tell it
-    for _, r in sorted(latest.items(), key=lambda item: item[0]):
+    for site, column in sorted(latest, key=lambda key: (natural(key[0]), key[1])):
+        r = latest[site, column]
         cells = [x for kind in kinds for x in (r[kind], r.get(f"correct_{kind}"), _precision(r, kind))]
         rows.append([f"{r['site']}, {r['class']}", *cells, r["untagged"], *(_judged(r) if shared else ())])
         sums = {kind: sums[kind] + r[kind] for kind in sums}
@@ -103,7 +105,7 @@ def _precision_figure(repairs: Sequence[Mapping], run: RunFiles, kinds: Collecti
         records = [r for r in repairs if r["class"] == name]
         if not records:
             continue
-        sites = sorted({r["site"] for r in records})
+        sites = in_order({r["site"] for r in records})
         lines = []
         for kind in kinds:
             alone = [_pooled_precision([r for r in records if r["site"] == site], kind, "site ") for site in sites]

@@ -5,6 +5,7 @@ from html import escape
 from statistics import fmean
 
 from fedmend.basics.page import Section, compact, number, section, table, td
+from fedmend.basics.words import in_order
 from fedmend.records.run_folder import CHOSEN_BY, FEWEST, RunFiles, is_own, last_rounds
 from fedmend.report.kinds import shown_as
 from fedmend.report.metric_figures import Metric
@@ -112,7 +113,8 @@ def at_sites(run: RunFiles) -> Section:
     if not metrics:
         return Section()
     total, rows = sum(site["train"] for site in run.info["sites"].values()), []
-    for name, site in sorted(run.info["sites"].items()):
+    for name in in_order(run.info["sites"]):
+        site = run.info["sites"][name]
         share = f"{site['train'] / total:.0%}"
         alone = found.get(name)
         if alone is None:
