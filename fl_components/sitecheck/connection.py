@@ -9,7 +9,7 @@ from fedmend.basics.files import said
 from fedmend.basics.json_files import read_json
 from fedmend.errors import FedMendError
 from fl_components.run.start import proxy_of
-from fl_components.sitecheck.site import FAIL, OK, SKIP, WARN, CheckedSite, Result
+from fl_components.sitecheck.site import FAIL, OK, OTHERS, SKIP, WARN, CheckedSite, Result
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -62,7 +62,10 @@ def connection(site: CheckedSite) -> Result:
     except (KeyError, IndexError, TypeError, ValueError):
         raise FedMendError("startup/fed_client.json: expected the address of a server, got none") from None
     if found.problem == CHECK_PASSED:
-        return Result(OK, "the server accepts the certificate of this site")
+        text = "the server accepts the certificate of this site"
+        if _open_to_others(site.kit.resolve() / "startup" / KEY):
+            return Result(WARN, f"{text}; startup/{KEY}: expected a file for its owner alone (chmod -R go-rwx KIT)")
+        return Result(OK, text)
     expected = "expected a server that accepts the certificate of this site"
     return Result(FAIL, f"{expected}, got: {found.problem}{_proxy(server)}")
 
@@ -102,6 +105,11 @@ def _content(kit: Path, name: str) -> bytes:
         return (kit / "startup" / name).read_bytes()
     except OSError as e:
         raise FedMendError(f"startup/{name}: expected a file that can be read, got: {said(e)}") from None
+
+
+def _open_to_others(file: Path) -> bool:
+    """Whether others than the owner have rights to a file and to all folders above it."""
+    return all(place.stat().st_mode & OTHERS for place in (file, *file.parents))
 
 
 def _proxy(server: str) -> str:

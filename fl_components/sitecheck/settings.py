@@ -11,9 +11,7 @@ from fl_components.job.reading import refuse_baseline
 from fl_components.kit_state import check_state
 from fl_components.run.start import check_paths
 from fl_components.sitecheck.job import read_needs
-from fl_components.sitecheck.site import FAIL, OK, SKIP, WARN, CheckedSite, Result, existing
-
-OTHERS = 0o077  # rights of the group and of everybody
+from fl_components.sitecheck.site import FAIL, OK, OTHERS, SKIP, WARN, CheckedSite, Result, existing
 
 
 def settings(site: CheckedSite) -> Result:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fl_components.sitecheck.job import JobNeeds
 
 OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
+OTHERS = 0o077  # rights of the group and of everybody
 
 
 @dataclass(frozen=True)

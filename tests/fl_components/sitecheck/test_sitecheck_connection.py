@@ -1,7 +1,9 @@
 import json
 import shutil
 import socket
+import tempfile
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from sitecheck_factories import found, make_kit
@@ -77,6 +79,19 @@ def test_a_server_that_listens_is_reached_and_another_one_is_not(tmp_path, site)
         "fail  connection: expected a server that accepts the certificate of this site, got:"
         f" Can't connect to tcp server (localhost:{port})"
     ]
+
+
+def test_a_private_key_that_others_can_read_is_named(site):
+    passed = "connection: the server accepts the certificate of this site"
+    wide = f"{passed}; startup/client.key: expected a file for its owner alone"
+    with socket.create_server(("localhost", 0)) as server, tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        kit = make_kit(Path(folder) / "kit", port=server.getsockname()[1], data_root=str(site))
+        assert found("connection", kit=kit) == [f"ok    {passed}"]  # of a folder that is closed
+        for place in (folder, kit, kit / "startup", kit / "startup" / "client.key"):
+            Path(place).chmod(0o755)
+        assert found("connection", kit=kit) == [f"warn  {wide} (chmod -R go-rwx KIT)"]
+        (kit / "startup" / "client.key").chmod(0o600)
+        assert found("connection", kit=kit) == [f"ok    {passed}"]
 
 
 def test_a_proxy_in_the_way_is_named(tmp_path, site, monkeypatch):
