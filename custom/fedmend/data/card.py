@@ -29,8 +29,8 @@ WINDOWS = {"brain": (40.0, 80.0), "subdural": (75.0, 215.0), "bone": (600.0, 280
 
 
 def stays_below(path: str) -> bool:
-    """Whether a path stays below the folder that it starts from."""
-    return not Path(path).is_absolute() and ".." not in Path(path).parts
+    """Whether a path can name a file, and stays below the folder that it starts from."""
+    return "\0" not in path and not Path(path).is_absolute() and ".." not in Path(path).parts
 
 
 def _is_text_mapping(value: object) -> bool:

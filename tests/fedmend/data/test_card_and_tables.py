@@ -212,6 +212,7 @@ def test_a_byte_order_mark_before_the_header_does_not_matter(tmp_path):
         ("image,a\nx.png,1\ny.png\n", " row 3: expected 2 fields as in the header, got another number"),
         ("image,a\nx.png,1,0\n", " row 2: expected 2 fields as in the header, got another number"),
         ("image,a\n ,1\n", " row 2, column image: expected a path, got a blank"),
+        ("image,a\n1\0.png,1\n", " row 2, column image: expected a path below image_root, got another"),
         ("image,a\nx.png,1.0\n", " row 2, column a: expected 1, 0 or blank, got text of 3 characters"),
         ("image,a\nx.png,-1\n", " row 2, column a: expected 1, 0 or blank, got text of 2 characters"),
         ("image,a\nx.png,none\n", " row 2, column a: expected 1, 0 or blank, got text of 4 characters"),

@@ -240,8 +240,7 @@ def test_images_may_lie_elsewhere(table, tmp_path):
         ("image,a", "/etc/{i},{a}", "labels.csv row 2, column image: expected a path below image_root, got another"),
         ("image,a", "x{i}.png,{a}", "labels.csv row 2, column image: expected a file below the folder of the images,"
          " not found"),
-        ("image,a", "\0{i}.png,{a}", "labels.csv row 2, column image: expected a file below the folder of the images,"
-         " not found"),
+        ("image,a", "\0{i}.png,{a}", "labels.csv row 2, column image: expected a path below image_root, got another"),
         ("image,a", "#{i},{a}", "labels.csv row 2, column image: expected a file below the folder of the images, not"
          " found"),
         ("image,a", "{i}.png,{a},1", "labels.csv row 2: expected 2 fields as in the header, got another number"),
