@@ -268,16 +268,26 @@ class SiteWorker:
 
     @staticmethod
     def _leave_for_review(opened: OpenSite, model: torch.nn.Module, run: RunSpec, config: SiteConfig) -> None:
-        """Keeps at the site what its people may look at: opinions of the final model, and the gallery if wanted."""
+        """Keeps at the site what its people may look at. An error, which may tell of training data, is for its log."""
         site, kind = opened.site, opened.kind
-        try:
+
+        def opinions() -> None:
             site.state.save(OPINIONS, torch.from_numpy(kind.opinions(model, site)))
-        except FedMendError as e:  # said to the server, it would answer a question about the training data
-            LOG.warning("%s: no opinions of the model for a review: %s", site.name, e)
-        if config.gallery or opened.card.phantom:
+
+        def gallery() -> None:
             page = kind.gallery(site, opened.truth, phantom=opened.card.phantom)
             if page:  # beside the ledger, where only the site sees it
                 write_text(config.state_dir / run.run_name / site.name / GALLERY_NAME, page, mode=OWNER)
+
+        for left in (opinions, gallery) if config.gallery or opened.card.phantom else (opinions,):
+            try:
+                left()
+            except FedMendError as e:
+                LOG.warning("%s: no %s of the final model: %s", site.name, left.__name__, e)
+            except Stopped:
+                raise
+            except Exception as e:
+                log_unexpected(site.name, left.__name__, e)
 
     @staticmethod
     def _own_results(opened: OpenSite, run: RunSpec, task: RoundTask, result: SiteResult) -> OwnResults:

@@ -475,7 +475,23 @@ def test_what_the_final_model_makes_of_training_images_is_not_said_to_the_server
         task = RoundTask("evaluate", 3, 3, seed=7, training=False)
         result = site.ask("evaluate", task, global_model(), evaluate=True)
     assert (result.error, result.counts) == ("", {})
-    assert "site-1: no opinions of the model for a review: site-1: expected finite scores" in caplog.text
+    assert "site-1: no opinions of the final model: site-1: expected finite scores" in caplog.text
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full", "PATIENT-4711.png"), ValueError("PATIENT-4711")])
+def test_what_stays_at_the_site_costs_no_result_where_it_cannot_be_made(client, caplog, monkeypatch, error):
+    def broken(*args, **kwargs):
+        raise error
+
+    site = client()
+    site.config = replace(site.config, gallery=True)
+    monkeypatch.setattr(kind_of("multilabel"), "opinions", broken)
+    monkeypatch.setattr(kind_of("multilabel"), "gallery", broken)
+    result = site.ask("evaluate", RoundTask("evaluate", 3, 3, seed=7, training=False), global_model(), evaluate=True)
+    assert (result.error, list(result.counts)) == ("", ["val", "test"])
+    for what in ("opinions", "gallery"):
+        assert f"site-1: {what} failed with {type(error).__name__} at " in caplog.text
+    assert "4711" not in caplog.text
 
 
 class Dividing(TinyNetwork):
