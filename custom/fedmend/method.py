@@ -71,17 +71,16 @@ class Site:
     """What a method may touch at a site; nothing here leaves by itself.
 
     Attributes:
-        name: site name.
-        device: device of the model.
+        name: site name. device: device of the model.
         data: :class:`fedmend.data.site.SiteData`; original labels are read-only.
         ledger: repaired labels or masks.
         state: small objects that outlive the task.
-        batch_size: B of the local training.
-        inference_batch: samples of an inference pass; 0: B.
+        batch_size: B of the local training. inference_batch: samples of an inference pass; 0: B.
         autocast: a GPU computes in bfloat16 where it can.
         stop: asked before every batch; True when the job was aborted.
         evaluate_by: columns by which the site lets an evaluation count subgroups.
         min_count: fewest people behind a number that leaves.
+        draw: what draws views; with differential privacy, one of numbers that the server cannot know.
     """
 
     name: str
@@ -95,6 +94,7 @@ class Site:
     stop: Callable[[], bool] = lambda: False
     evaluate_by: Sequence[str] = ()
     min_count: int = 5
+    draw: Callable[[int, int, torch.Generator], Tensor] = draw_views
     _views: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def labels(self) -> np.ndarray:
@@ -112,7 +112,7 @@ class Site:
         key = (task.round_num, count)
         if key not in self._views:
             self._views = {k: v for k, v in self._views.items() if k[0] == task.round_num}
-            self._views[key] = draw_views(len(self.data.train), count, self.generator(task, "views"))
+            self._views[key] = self.draw(len(self.data.train), count, self.generator(task, "views"))
         return self._views[key]
 
     def batches(self, order: Tensor) -> list[Tensor]:
@@ -174,8 +174,8 @@ class LocalMethod:
         STRUCTURES: whether masks may show several classes. VOLUMES: whether networks may see patches of volumes.
         PACKAGES: packages that the method needs beside FedMend's own → the extra of FedMend that installs each.
         ROUND: what happens in one round.
-        patients_apart: the loss of a sample depends on it and the weights alone, and nothing computed from samples is
-            reported; a site with differential privacy takes part in no other method.
+        patients_apart: the loss of a sample depends on it, its view (``Site.draw``) and the weights alone, and nothing
+            computed from samples is reported; a site with differential privacy takes part in no other method.
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = {}

@@ -23,7 +23,12 @@ FLIP_PROBABILITY = 0.5
 def draw_views(samples: int, views: int, generator: torch.Generator) -> Tensor:
     """Draws the affine maps of all V views of N samples at once, by a CPU generator: (V, N, 2, 3) float32 matrices for
     :func:`torch.nn.functional.affine_grid`."""
-    angle, shift_x, shift_y, flip = torch.rand(4, views, samples, generator=generator).unbind()
+    return views_of(torch.rand(4, views, samples, generator=generator))
+
+
+def views_of(numbers: Tensor) -> Tensor:
+    """The maps of :func:`draw_views`, (V, N, 2, 3), of (4, V, N) float32 numbers of 0 to 1."""
+    angle, shift_x, shift_y, flip = numbers.unbind()
     angle = (2 * angle - 1) * math.radians(MAX_ROTATION)
     shift = (2 * torch.stack([shift_x, shift_y], -1) - 1) * 2 * MAX_TRANSLATION  # grid coordinates span 2
     mirror = torch.where(flip < FLIP_PROBABILITY, -1.0, 1.0)

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedmend.data.augment import views_of
 from fedmend.data.site import Split
 from fedmend.errors import FedMendError
 from fedmend.learning.networks import NETWORKS, build_network
 from fedmend.learning.patient_steps import PatientSteps, patients_of
+from fedmend.learning.system_random import SystemRandom
 from fedmend.messages import SiteResult
 from fedmend.method import LocalMethod
 from fedmend.site.accountants import Epsilon
@@ -75,6 +77,16 @@ class PrivateSite:
         epsilon = self._account.spend(self.steps.rate, self.steps.per_epoch * epochs)
         LOG.info("%s: privacy: epsilon %s with this round %s", self._site, epsilon, self._words)
         return self._account.told(epsilon)
+
+
+def secret_views(samples: int, views: int, _: torch.Generator) -> torch.Tensor:
+    """Views (V, N, 2, 3) as of :func:`fedmend.data.augment.draw_views`, of the operating system's random numbers.
+
+    The server knows the run's seed: with views drawn from it, sample after sample, one patient more would change the
+    gradients of all others, and noise for one patient would not hide it.
+    """
+    numbers = SystemRandom().uniform(4 * views * samples).astype(np.float32)
+    return views_of(torch.from_numpy(numbers).view(4, views, samples))
 
 
 def check_bearable(site: str, method: LocalMethod, network: str, *, decay: str = "coupled") -> None:

@@ -42,7 +42,7 @@ from fedmend.site.limits import Clock, check_question, check_step, count_task, s
 from fedmend.site.own_results import OwnResults
 from fedmend.site.preparation import check_preparation, preprocessing_of
 from fedmend.site.privacy import OverBudget
-from fedmend.site.private_site import WITHHELD, PrivateSite, check_bearable, withhold
+from fedmend.site.private_site import WITHHELD, PrivateSite, check_bearable, secret_views, withhold
 from fedmend.site.unexpected import log_unexpected
 
 LOG = logging.getLogger("fedmend.executor")
@@ -364,6 +364,7 @@ class SiteWorker:
         private = None
         if config.privacy:
             private = PrivateSite(name, config.privacy, config.state_dir, data.train, chosen.batch_size)
+            site.draw = secret_views
         return OpenSite(site, kind, card, kind.load_truth(card, data), private)
 
     def _step_bytes(self, state: StateStore, run: RunSpec) -> int:

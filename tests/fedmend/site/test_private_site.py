@@ -10,6 +10,7 @@ from torch import nn
 from torch_factories import GroupNetwork, make_split, seeded
 from worker_factories import Client, census_task, one_site
 
+from fedmend.data.augment import draw_views
 from fedmend.errors import FedMendError
 from fedmend.kinds.multilabel import MultiLabel
 from fedmend.learning.inference import Stopped
@@ -23,7 +24,14 @@ from fedmend.methods.fednoro import FedNoRo
 from fedmend.methods.labelsets import LabelSetFedAvg
 from fedmend.site import worker
 from fedmend.site.privacy import FOLDER, Privacy
-from fedmend.site.private_site import WITHHELD, PrivateSite, check_bearable, check_withheld, withhold
+from fedmend.site.private_site import (
+    WITHHELD,
+    PrivateSite,
+    check_bearable,
+    check_withheld,
+    secret_views,
+    withhold,
+)
 
 POLICY = Privacy(clip=1.0, noise_multiplier=1.0)
 NO_NOISE = Privacy(clip=1.0, noise_multiplier=0.0)
@@ -224,6 +232,41 @@ def test_a_site_trains_no_more_when_its_budget_is_spent(client):
     for result in (train(site, 1), site.ask("census", census_task())):
         assert result.error.startswith(words)
         assert (result.weights, result.census, result.privacy) == ({}, {}, {})
+
+
+class Seeing(SingleLabelFedAvg):
+    """Notes the views of each round."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def start(self, model, task, site):
+        work = super().start(model, task, site)
+        work.batches(0)
+        self.seen += [torch.cat([work.views, site.views(task, 2)])]
+        return work
+
+
+def test_nobody_who_knows_the_seed_knows_the_views_so_one_patient_more_changes_those_of_no_other(tmp_path):
+    make_site_folder(tmp_path / "data", np.array([0, 1, 2, 0, 1, 2]))
+    with one_site(GroupNetwork):
+        for policy, different in ((POLICY, True), (None, False)):
+            site = private(tmp_path, Seeing(), policy, {})
+            assert train(site).error == ""
+            site.start()
+            assert train(site).error == ""
+            first, second = site.method.seen
+            assert first.shape == second.shape == (3, 6, 2, 3)
+            assert bool((first != second).flatten(2).any(2).all()) is different
+
+
+def test_secret_views_are_of_the_distribution_of_all_views():
+    drawn, known = secret_views(20_000, 2, torch.Generator()), draw_views(20_000, 2, torch.Generator().manual_seed(0))
+    assert (drawn.shape, drawn.dtype) == (known.shape, known.dtype)
+    np.testing.assert_allclose(drawn.mean((0, 1)), known.mean((0, 1)), atol=0.03)
+    np.testing.assert_allclose(drawn.std((0, 1)), known.std((0, 1)), atol=0.03)
+    assert not (drawn[0] == drawn[1]).flatten(1).all(1).any()
 
 
 # ---- what an error tells --------------------------------------------------------------------------------------------

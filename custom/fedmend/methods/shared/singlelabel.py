@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmend.data.augment import draw_views
 from fedmend.errors import FedMendError
 from fedmend.labels import NOT_ANNOTATED, SINGLELABEL
 from fedmend.learning.losses import log_class_prior
@@ -36,7 +35,7 @@ class SingleLabelRound(Round):
     def batches(self, epoch: int) -> Iterable[Tensor]:
         """See :class:`Round`; draws the augmented views of the epoch."""
         generator = self.site.generator(self.task, f"view {epoch}")
-        self.views = draw_views(len(self.site.data.train), self.VIEWS, generator)
+        self.views = self.site.draw(len(self.site.data.train), self.VIEWS, generator)
         return super().batches(epoch)
 
     def batch(self, index: Tensor, view: int = 0) -> tuple[Tensor, Tensor]:
