@@ -23,7 +23,7 @@ from fedmend.baselines.fedcorr_stages import RULE, CorrectingMethod, MixupRound
 from fedmend.learning.inference import infer
 from fedmend.method import RoundTask, Site
 from fedmend.methods.shared.dimensions import local_intrinsic_dimension
-from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_changes
+from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_changes, settled
 
 
 class FedCorrRound(MixupRound, SingleLabelRound):
@@ -56,8 +56,10 @@ class FedCorr(CorrectingMethod, SingleLabelMethod):
     la: bool = False
 
     def relabel(self, chosen: np.ndarray, model: nn.Module, task: RoundTask, site: Site) -> None:
-        """Gives those of the samples of which the model is sure the class that it sees."""
+        """Gives those of the samples of which the model is sure the class that it sees, unless people have fixed the
+        label or rejected that class."""
         labels = site.ledger.apply(site.data.train.labels)
         probability, found = (x.numpy() for x in infer(model, site.data.train, site)[1].softmax(1).max(1))
-        target = np.where(chosen & (probability > self.confidence), found, labels.argmax(1))
+        changed = chosen & (probability > self.confidence) & ~settled(site, found)
+        target = np.where(changed, found, labels.argmax(1))
         site.ledger.record(RULE, task.ledger_round, labels, class_changes(labels, target, probability))

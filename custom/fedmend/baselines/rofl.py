@@ -46,7 +46,7 @@ from fedmend.fields import OF_MEANS, UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer
 from fedmend.method import Federation, RoundTask, Site, Workflow
 from fedmend.methods.shared.settings import Count
-from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_changes, fixed_by_people
+from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_changes, settled
 
 RULE = "rofl.pseudo_label"
 FORGET, ENTROPY = 0.2, 0.8
@@ -85,7 +85,8 @@ class RoFLRound(SingleLabelRound):
         super().__init__(method, model, task, site)
         features, logits = infer(model, site.data.train, site)
         probability, pseudo = logits.softmax(1).max(1)
-        self._pseudo = torch.where(settled(site, pseudo).to(site.device), self.target, pseudo.to(site.device))
+        closed = torch.from_numpy(settled(site, pseudo.cpu().numpy()))
+        self._pseudo = torch.where(closed.to(site.device), self.target, pseudo.to(site.device))
         self._confidence = probability.numpy()
         self._centroids = self._received(features.to(site.device))
         self._used = self.target.clone()  # last target of each sample
@@ -158,12 +159,6 @@ class RoFL(SingleLabelMethod):
     def early(self, total_rounds: int) -> int:
         """T of a run with so many rounds."""
         return min(self.early_rounds, max(round(0.1 * total_rounds), 1))
-
-
-def settled(site: Site, pseudo: Tensor) -> Tensor:
-    """(N,) bool: samples whose label people have fixed, or for which they have rejected these (N,) class numbers."""
-    fixed = fixed_by_people(site)
-    return torch.from_numpy(fixed | site.ledger.banned()[np.arange(len(fixed)), pseudo.cpu().numpy(), 1])
 
 
 def class_means(features: Tensor, classes: Tensor, number: int) -> tuple[Tensor, Tensor]:

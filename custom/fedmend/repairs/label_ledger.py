@@ -55,6 +55,11 @@ class LabelLedger(Ledger):
         if entries:
             sample, label_class, _, new, *_ = zip(*entries, strict=True)
             matrix[list(sample), list(label_class)] = new
+            if self._one_label:  # a rule that came after a rejection knows nothing of the class that was rejected
+                last = {entry.sample: entry.label_class for entry in entries if entry.new == 1}
+                for row in np.flatnonzero((matrix == 1).sum(1) > 1).tolist():
+                    matrix[row] = np.where(matrix[row] == 1, 0, matrix[row])
+                    matrix[row, last[row]] = 1
         refused = people.refused(matrix, people.banned(verdicts, self._shape, **how), **how)
         return people.judged(np.where(refused, NOT_ANNOTATED, matrix), verdicts, **how)
 

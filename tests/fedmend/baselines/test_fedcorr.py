@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch_factories import Says, TinyNetwork, make_single_site, make_task
 
 from fedmend.baselines.fedcorr import FedCorr
-from fedmend.baselines.fedcorr_stages import LOSSES, NOISY, RELABEL, TURN, USUAL, kept
+from fedmend.baselines.fedcorr_stages import LOSSES, NOISY, RELABEL, RULE, TURN, USUAL, kept
 from fedmend.methods.shared.dimensions import local_intrinsic_dimension
+from fedmend.repairs import verdicts
+from fedmend.repairs.verdicts import Verdict
 
 # Six samples; the model is sure of class 1 for 0 to 2, not sure for 3, of class 0 for 4 and 5.
 SURE, UNSURE = math.log(8), math.log(1.5)
@@ -19,9 +21,13 @@ TABLE = [[0, SURE, 0]] * 3 + [[0, UNSURE, 0]] + [[SURE, 0, 0]] * 2
 CLASSES = [0, 1, 0, 0, 1, 2]
 
 
-def relabel(site):
-    task = dataclasses.replace(make_task(RELABEL, 4, 20, role=NOISY), training=False)
-    assert FedCorr().collect(Says(TABLE), task, site) == {}
+def relabel(site, table=TABLE, round_num=4):
+    task = dataclasses.replace(make_task(RELABEL, round_num, 20, role=NOISY), training=False)
+    assert FedCorr().collect(Says(table), task, site) == {}
+
+
+def in_force(site):
+    return site.ledger.apply(site.data.train.labels).tolist()
 
 
 @pytest.mark.parametrize("la", [False, True])
@@ -65,3 +71,26 @@ def test_the_losses_of_a_turn_are_those_of_the_labels_in_force(site_of):
     FedCorr().start(Says(TABLE), make_task(TURN, 5), site).report()
     expected = [-math.log(0.8)] * 3 + [math.log(3.5)] + [-math.log(0.8)] * 2
     np.testing.assert_allclose(kept(LOSSES, make_task(round_num=6), site), expected, rtol=1e-5)
+
+
+def test_a_class_that_a_person_gives_is_not_corrected_and_can_be_taken_back(site_of):
+    site = site_of([0, 0])
+    given = site.ledger.judge(Verdict(0, 2, verdicts.RELABEL, 0, 1, reviewer="AB"), seen="")
+    relabel(site, [[0, SURE, 0]] * 2)
+    assert in_force(site) == [[0, 0, 1], [0, 1, 0]]
+    assert {entry.sample for entry in site.ledger.in_force()} == {1}
+    site.ledger.judge(Verdict(0, 2, verdicts.WITHDRAW, 0, 1, reviewer="AB"), seen=given.name)
+    assert in_force(site) == [[1, 0, 0], [0, 1, 0]]
+
+
+def test_a_rejected_class_is_not_given_again_but_another_may_be_which_stays_when_the_rejection_is_taken_back(site_of):
+    site = site_of([0, 0])
+    relabel(site, [[0, SURE, 0]] * 2)
+    said = site.ledger.judge(Verdict(0, 1, verdicts.REJECT, 0, 1, RULE, reviewer="AB"), seen="")
+    entries = len(site.ledger.in_force())
+    relabel(site, [[0, SURE, 0]] * 2, round_num=6)
+    assert (in_force(site), len(site.ledger.in_force())) == ([[1, 0, 0], [0, 1, 0]], entries)
+    relabel(site, [[0, 0, SURE]] * 2, round_num=8)
+    assert in_force(site) == [[0, 0, 1], [0, 0, 1]]
+    site.ledger.judge(Verdict(0, 1, verdicts.WITHDRAW, 0, 1, reviewer="AB"), seen=said.name)
+    assert in_force(site) == [[0, 0, 1], [0, 0, 1]]

@@ -66,6 +66,12 @@ def fixed_by_people(site: Site) -> np.ndarray:
     return (site.ledger.judged(nothing) != NOT_ANNOTATED).any(1)
 
 
+def settled(site: Site, classes: np.ndarray) -> np.ndarray:
+    """(N,) bool: training samples whose label people have fixed, or for which they have rejected these (N,) class
+    numbers."""
+    return fixed_by_people(site) | site.ledger.banned()[np.arange(len(classes)), classes, 1]
+
+
 def class_numbers(site: Site, labels: np.ndarray) -> np.ndarray:
     """(N,) int64 class numbers of (N, C) labels.
 
