@@ -99,8 +99,8 @@ def check_bearable(site: str, method: LocalMethod, network: str, *, decay: str =
         decay: how its weight decay acts, see :class:`fedmend.learning.training.LocalTrainer`.
 
     Raises:
-        FedMendError: a method whose loss or reports use other patients, a network with BatchNorm, or a decay that asks
-            which rows have a gradient: with noise, all of them have one.
+        FedMendError: a method whose loss or reports use other patients, a network with BatchNorm or dropout, or a decay
+            that asks which rows have a gradient: with noise, all of them have one.
     """
     where = f"{site}: local/fedmend.json, field privacy"
     if not method.patients_apart:
@@ -119,6 +119,11 @@ def check_bearable(site: str, method: LocalMethod, network: str, *, decay: str =
         example = f"{network}_gn" if network in NETWORKS else "resnet18_gn"
         raise FedMendError(
             f"{where}: expected a network with GroupNorm, e.g. {example}, got {network}, whose BatchNorm mixes patients"
+        )
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in model.modules()):
+        raise FedMendError(
+            f"{where}: expected a network without dropout, got {network}, whose draws for one patient depend on the"
+            " others"
         )
 
 

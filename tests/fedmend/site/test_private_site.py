@@ -1,6 +1,7 @@
 import json
 import shutil
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -379,6 +380,18 @@ def test_a_network_with_batchnorm_is_refused_and_its_variant_with_groupnorm_is_n
     ):
         check_bearable("site-1", SingleLabelFedAvg(), network)
     check_bearable("site-1", SingleLabelFedAvg(), f"{network}_gn")
+
+
+def test_a_network_with_dropout_is_refused_and_one_whose_dropout_is_off_is_not():
+    def dropping(p):
+        return lambda classes: nn.Sequential(nn.Dropout(p), nn.Linear(2, classes))
+
+    sentence = "expected a network without dropout, got own, whose draws for one patient depend on the others"
+    field = "site-1: local/fedmend.json, field privacy"
+    with patch.dict(NETWORKS, {"own": dropping(0.1)}), refused(f"{field}: {sentence}"):
+        check_bearable("site-1", SingleLabelFedAvg(), "own")
+    with patch.dict(NETWORKS, {"own": dropping(0.0)}):
+        check_bearable("site-1", SingleLabelFedAvg(), "own")
 
 
 @pytest.mark.parametrize("network", [name for name in NETWORKS if name.endswith("_gn")])
