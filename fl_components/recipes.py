@@ -35,7 +35,7 @@ from fl_components.job.reading import read
 from fl_components.job.variants import SHARED
 from fl_components.kit_state import DEFAULT
 from fl_components.run.poc import CHECKOUT, local_project
-from fl_components.run.simulate import fresh, lay_policy, local_settings
+from fl_components.run.simulate import fresh, lay_policy, local_settings, results_of
 from fl_components.run.start import check_paths, in_use, reach_this_machine
 
 ENDING = "Recipe"
@@ -83,6 +83,16 @@ class FolderJob(FedJob):
             FedMendError: always.
         """
         raise FedMendError("recipe: expected variables and variants alone, got a component, filter, file or parameter")
+
+    def simulator_run(self, workspace: str, *args: Any, **kwargs: Any) -> int:
+        """Runs the job as FLARE does, which would give the number of a failure instead of its reason.
+
+        Raises:
+            FedMendError: the run is not complete.
+        """
+        code = super().simulator_run(workspace, *args, **kwargs)
+        results_of(Path(workspace), code)
+        return code
 
 
 class JobRecipe(Recipe):

@@ -143,11 +143,26 @@ def simulate(
         with open(log if quiet else os.devnull, "w") as output:
             streams = {"stdout": output, "stderr": subprocess.STDOUT} if quiet else {}
             code = _run_simulator(command, records / "results.json", server_log, watch=watch, **streams)
-        refused = refused_results(records)
-        if code or refused or not (records / "results.json").is_file():
-            reasons = refused[:1] or _stopped(server_log)[-1:] or [last_error(server_log, *[log] * quiet)]
-            raise FedMendError(f"simulator: expected a complete run, got exit code {code}: {reasons[0]}")
-        return json.loads((records / "results.json").read_text(encoding="utf-8"))
+        return results_of(workspace, code, *[log] * quiet)
+
+
+def results_of(workspace: Path, code: int, *logs: Path) -> dict:
+    """The ``results.json`` of a simulation that has ended.
+
+    Args:
+        workspace: where it ran.
+        code: its exit code.
+        logs: further files of its output.
+
+    Raises:
+        FedMendError: it failed, or a site's result was refused; with what was said of it.
+    """
+    records, server_log = workspace / RUN_FOLDER, workspace / "server" / "log.txt"
+    refused = refused_results(records)
+    if code or refused or not (records / "results.json").is_file():
+        reasons = refused[:1] or _stopped(server_log)[-1:] or [last_error(server_log, *logs)]
+        raise FedMendError(f"simulator: expected a complete run, got exit code {code}: {reasons[0]}")
+    return json.loads((records / "results.json").read_text(encoding="utf-8"))
 
 
 def _run_simulator(

@@ -9,6 +9,7 @@ import yaml
 from factories import ROOT, refused
 from nvflare.apis.job_def import JobMetaKey
 from nvflare.app_common.filters.convert_weights import ConvertWeights
+from nvflare.job_config.api import FedJob
 from nvflare.recipe import PocEnv, SimEnv
 from nvflare.recipe.utils import set_recipe_meta
 
@@ -143,6 +144,18 @@ def test_a_recipe_runs_again_as_when_a_cell_of_a_notebook_is_run_twice(tmp_path,
     recipe.run(env)
     recipe.run(env)
     assert asked == [5, 5]
+
+
+def test_a_recipe_whose_run_fails_says_what_the_site_said(tmp_path, monkeypatch):
+    def simulator(job, workspace, **options):
+        log = Path(workspace) / "server" / "log.txt"
+        log.parent.mkdir()
+        log.write_text("ERROR - run stopped: site-1: site.json: expected, not found\n")
+        return 2
+
+    monkeypatch.setattr(FedJob, "simulator_run", simulator)
+    with refused("simulator: expected a complete run, got exit code 2: site-1: site.json: expected, not found"):
+        FedMLPRecipe("ich").execute(SimEnv(num_clients=5, workspace_root=str(tmp_path)))
 
 
 @pytest.mark.parametrize("env", [{"num_clients": 2}, {"clients": ["site-1", "site-9"]}])
