@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedmend.basics.checked import accepted, whole
+from fedmend.basics.checked import accepted, shown, whole
 from fedmend.basics.files import locked
 from fedmend.errors import FedMendError
 from fedmend.records.run_folder import RESULTS, RUN, RUN_FOLDER
@@ -87,7 +87,7 @@ def check_threads(threads: int) -> None:
     Raises:
         FedMendError: it is below one.
     """
-    accepted(threads, [whole(1)], "--threads", "{!r:.40}".format)
+    accepted(threads, [whole(1)], "--threads", shown)
 
 
 def check_paths(workspace: Path) -> None:

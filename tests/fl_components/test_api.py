@@ -97,6 +97,8 @@ def test_a_job_of_ours_is_found_by_its_name_and_a_folder_here_comes_first(tmp_pa
         ({"sites": -1}, "sites: expected a whole number >= 0, got -1"),
         ({"names": [{"a"}]}, "job variable names: expected a value that JSON can hold, got [{'a'}]"),
         ({"batch_size": float("nan")}, "job variable batch_size: expected a value that JSON can hold, got nan"),
+        ({"learning_rate": 10**400}, f"job variable learning_rate: expected a value that JSON can hold, got 1{0:0119}"),
+        ({"num_rounds": 10**5000}, "job variable num_rounds: expected a value that JSON can hold, got another int"),
     ],
 )
 def test_what_the_command_refuses_is_refused_at_once(job, given, sentence):

@@ -132,7 +132,10 @@ def another(value: object) -> str:
 
 def shown(value: object) -> str:
     """A refused value as a person has given it, where it is their own."""
-    return f"{value!r:.{LONGEST_VALUE}}"
+    try:
+        return f"{value!r:.{LONGEST_VALUE}}"
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return another(value)
 
 
 def accepted(value: object, checks: Sequence[Check], place: str, got: Callable[[object], str] = another) -> Any:

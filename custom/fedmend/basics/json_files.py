@@ -24,8 +24,8 @@ def read_json(file: Path) -> Any:
 
     Raises:
         ValueError: it does not parse, is nested too deeply, or holds a number or text that Python's parser lets pass
-            and that breaks what comes after: NaN, infinity, a NUL, half a surrogate pair. :class:`NameTwice` of an
-            object with a name twice.
+            and that breaks what comes after: NaN, infinity, a whole number that no float can hold, a NUL, half a
+            surrogate pair. :class:`NameTwice` of an object with a name twice.
         OSError: it cannot be opened.
     """
     return parse_json(file.read_text(encoding="utf-8-sig"))
@@ -62,7 +62,9 @@ def parse_json(text: str) -> Any:
         ValueError: see there.
     """
     try:
-        value = json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_names_once)
+        value = json.loads(
+            text, parse_constant=_finite, parse_float=_finite, parse_int=_whole, object_pairs_hook=_names_once
+        )
         for word in texts(value):
             if "\0" in word:
                 raise ValueError("NUL")
@@ -76,6 +78,11 @@ def _finite(word: str) -> float:
     if not math.isfinite(number := float(word)):
         raise ValueError("not finite")
     return number
+
+
+def _whole(word: str) -> int:
+    _finite(word)
+    return int(word)
 
 
 def _names_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
