@@ -50,7 +50,7 @@ class Job:
     def __init__(self, folder: Path | str, /, *, variants: Sequence[str] = (), sites: int = 0, **variables: object):
         self.folder = _found(accepted(folder, [PATH], "job", shown))
         names = accepted(variants, [NAMES], "variants", shown)
-        number = accepted(_plain("sites", sites or 0), [whole()], "sites", shown)
+        number = _number("sites", sites)
         self._changes = Changes(as_json(variables, "job variable"), names, number)
         settings = read_job(self.folder, self._changes)
         self.name, self.sites, self.variables = settings.name, settings.sites, dict(settings.settings)
@@ -101,10 +101,11 @@ class Job:
             FedMendError: a value that no run can have, no such place, or what the commands ``simulate``, ``poc`` and
                 ``submit`` refuse.
         """
-        site = as_json(site or {}, "site")
+        site, threads = as_json(site, "site"), _number("threads", threads)
+        kit: Path = accepted(place, [PATH], "place", shown)
         check_values(changed(self.folder, self._changes))
         usual = Path("runs") / (self.run_name if place in (LOCAL, SIMULATOR, POC) else "results")
-        folder: Path = accepted(workspace or usual, [PATH, PLACE], "--workspace", shown)
+        folder: Path = accepted(usual if workspace is None else workspace, [PATH, PLACE], "--workspace", shown)
         with self._bar(progress) as watch:
             if place in (LOCAL, SIMULATOR):
                 return self._simulate(place, folder, threads, site, watch)
@@ -118,7 +119,7 @@ class Job:
 
                     says: dict[str, Any] = {"show": lambda _: None, "watch": watch}
                     return Run(poc(self.folder, folder, self._changes, site_settings=site, **says))
-                return self._submit(accepted(place, [PATH], "place", shown), folder, site, watch, progress)
+                return self._submit(kit, folder, site, watch, progress)
 
     def _simulate(
         self, place: str, workspace: Path, threads: int, site: Mapping[str, object], watch: Callable | None
@@ -162,19 +163,26 @@ class Job:
         return "\n".join([repr(self), *lines])
 
 
-def as_json(given: Mapping[str, object], word: str) -> dict[str, Any]:
+def as_json(given: Mapping[str, object] | None, word: str) -> dict[str, Any]:
     """Values from Python as a file of JSON holds them: numbers and arrays of NumPy, tuples and paths, too.
 
     Args:
-        given: name → value.
+        given: name → value; None: nothing.
         word: what the values are, for messages.
 
     Raises:
         FedMendError: no mapping, or a value that JSON cannot hold.
     """
+    if given is None:
+        return {}
     if not isinstance(given, Mapping):
         raise FedMendError(f"{word}: expected names with values, got {shown(given)}")
     return {name: _plain(f"{word} {name}", value) for name, value in given.items()}
+
+
+def _number(word: str, given: object) -> int:
+    """A whole number from 0 on; 0, as None: the usual one."""
+    return accepted(_plain(word, 0 if given is None else given), [whole()], word, shown)
 
 
 def _plain(place: str, value: object) -> Any:

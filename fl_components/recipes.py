@@ -28,6 +28,8 @@ from nvflare.recipe.run import Run
 from nvflare.recipe.spec import ExecEnv, Recipe
 from nvflare.tool.poc.poc_commands import get_prod_dir
 
+from fedmend.basics.checked import PATH, PLACE, accepted, shown
+from fedmend.basics.files import make_folder
 from fedmend.errors import FedMendError
 from fl_components.api import Job, as_json
 from fl_components.job.folder import all_jobs, read_job
@@ -58,10 +60,11 @@ class FolderConfig(FedJobConfig):
         """Writes the folder into ``job_root``; ``meta.json`` has also what ``set_recipe_meta`` has set.
 
         Raises:
-            FedMendError: it is there already, or server and sites would refuse the job.
+            FedMendError: no path, it is there already, or server and sites would refuse the job.
         """
-        os.makedirs(job_root, exist_ok=True)
-        folder = self._job.save(Path(job_root) / self.job_name)
+        root: Path = accepted(job_root, [PATH, PLACE], "export", shown)
+        make_folder(root)
+        folder = self._job.save(root / self.job_name)
         if self.meta_props:
             meta = folder / "meta.json"
             meta.write_text(json.dumps({**json.loads(meta.read_text()), **self.meta_props}, indent=2) + "\n")
@@ -118,7 +121,7 @@ class JobRecipe(Recipe):
         **variables: object,
     ):
         self.settings = Job(folder, variants=variants, sites=sites, **variables)
-        self._site = as_json(site or {}, "site")
+        self._site = as_json(site, "site")
         super().__init__(FolderJob(self.settings))
 
     def run(self, env: ExecEnv, *args: Any, **kwargs: Any) -> Run:
@@ -130,8 +133,11 @@ class JobRecipe(Recipe):
             kwargs: as FLARE's recipes take them.
 
         Raises:
-            FedMendError: see :meth:`process_env`; a workspace that FLARE cannot take, or with a run at work.
+            FedMendError: see :meth:`process_env`; no environment, a workspace that FLARE cannot take, or with a run at
+                work.
         """
+        if not isinstance(env, ExecEnv):
+            raise FedMendError(f"recipe: expected an environment of FLARE, such as SimEnv, got {shown(env)}")
         if not isinstance(env, SimEnv | PocEnv):
             return super().run(env, *args, **kwargs)
         simulated = isinstance(env, SimEnv)
@@ -198,7 +204,7 @@ def _recipe(method: str) -> type[JobRecipe]:
     folders = _recipes()[method]
 
     def start(self: JobRecipe, dataset: str, /, **settings: Any) -> None:
-        if dataset not in folders:
+        if not (isinstance(dataset, str) and dataset in folders):
             raise FedMendError(f"{method}{ENDING}: expected one of {sorted(folders)}, got {dataset!r:.60}")
         JobRecipe.__init__(self, folders[dataset], **settings)
 

@@ -95,6 +95,7 @@ def test_a_job_of_ours_is_found_by_its_name_and_a_folder_here_comes_first(tmp_pa
         ({"variants": [["long"]]}, "variants: expected a list of names, got [['long']]"),
         ({"sites": "3"}, "sites: expected a whole number >= 0, got '3'"),
         ({"sites": -1}, "sites: expected a whole number >= 0, got -1"),
+        ({"sites": np.array([1, 2])}, "sites: expected a whole number >= 0, got [1, 2]"),
         ({"names": [{"a"}]}, "job variable names: expected a value that JSON can hold, got [{'a'}]"),
         ({"batch_size": float("nan")}, "job variable batch_size: expected a value that JSON can hold, got nan"),
         ({"learning_rate": 10**400}, f"job variable learning_rate: expected a value that JSON can hold, got 1{0:0119}"),
@@ -125,7 +126,7 @@ def test_a_value_that_no_run_can_have_is_refused_before_a_run_has_a_workspace(tm
 TOO_LONG = "x" * 256
 
 
-@pytest.mark.parametrize("path", [3, b"job", "a\0b", TOO_LONG, "job/meta.json/below"])
+@pytest.mark.parametrize("path", [3, b"job", np.array(["job", "local"]), "a\0b", TOO_LONG, "job/meta.json/below"])
 def test_what_is_no_path_is_refused_in_a_sentence(job, places, path):
     wrong = f"expected a path that can be looked up, got {path!r:.120}"
     asked = {"job": Job, "run": Run, "configure": Job(job).save, "place": Job(job).run}
@@ -214,6 +215,8 @@ def test_a_startup_kit_submits_the_job_and_says_its_id_unless_told_not_to(job, p
             "site: expected no settings with a startup kit, whose sites have their own fedmend.json",
         ),
         ("poc", {"threads": 2}, "threads: expected none with a federation, got 2"),
+        ("local", {"threads": np.array([1, 2])}, "threads: expected a whole number >= 0, got [1, 2]"),
+        ("local", {"site": np.array([1, 2])}, "site: expected names with values, got array([1, 2])"),
     ],
 )
 def test_what_a_place_does_not_have_is_refused(job, places, place, options, sentence):

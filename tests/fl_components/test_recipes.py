@@ -63,8 +63,9 @@ def test_a_job_folder_of_your_own_is_a_recipe_too(tmp_path):
 def test_a_recipe_is_one_class_and_unknown_ones_and_data_sets_are_refused():
     assert recipes.FedMLPRecipe is FedMLPRecipe
     assert "ich" in FedMLPRecipe.__doc__
-    with refused("FedMLPRecipe: expected one of ['cxr14', 'ich'], got 'ms'"):
-        FedMLPRecipe("ms")
+    for other in ("ms", ["ich"]):
+        with refused(f"FedMLPRecipe: expected one of ['cxr14', 'ich'], got {other!r}"):
+            FedMLPRecipe(other)
     with pytest.raises(AttributeError, match="has no attribute 'LabelRecipe'"):
         _ = recipes.LabelRecipe
     with refused(
@@ -93,6 +94,13 @@ def test_what_is_added_besides_settings_is_refused_and_not_lost(tmp_path, add):
     with refused("recipe: expected variables and variants alone, got a component, filter, file or parameter"):
         add(FedMLPRecipe("ich"), str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_environment_or_no_folder_is_refused_in_a_sentence(tmp_path):
+    with refused("recipe: expected an environment of FLARE, such as SimEnv, got 'local'"):
+        FedMLPRecipe("ich").execute("local")
+    with refused("export: expected a path that can be looked up, got None"):
+        FedMLPRecipe("ich").export(None)
 
 
 def test_what_flares_helper_sets_in_the_meta_file_is_written(tmp_path):
