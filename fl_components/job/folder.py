@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedmend.basics.checked import shown
 from fedmend.basics.files import copy_folder, make_folder, whole_folder
 from fedmend.errors import FedMendError
 from fl_components.job.reading import JobFiles, components, read
@@ -26,6 +27,8 @@ from fl_components.job.settings import (
 from fl_components.job.sites import check_sites
 from fl_components.job.variants import Variant, apply, choose, variants_of
 from fl_components.tracking import RECEIVERS
+
+MOST_SITES = 10_000  # their names fit into meta.json
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,8 @@ def changed(job: Path, changes: Changes = UNCHANGED, *, strict: bool = False) ->
     among = parts(client, server)
     for name, value in changes.variables.items():
         assign(name, value, among)
+    if changes.sites > MOST_SITES:
+        raise FedMendError(f"sites: expected at most {MOST_SITES}, got {shown(changes.sites)}")
     if changes.sites:
         names = ["server", *(f"site-{i + 1}" for i in range(changes.sites))]
         files.meta["deploy_map"] = dict.fromkeys(files.meta["deploy_map"], names)

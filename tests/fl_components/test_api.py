@@ -94,6 +94,7 @@ def test_a_job_of_ours_is_found_by_its_name_and_a_folder_here_comes_first(tmp_pa
         ({"variants": None}, "variants: expected a list of names, got None"),
         ({"variants": [["long"]]}, "variants: expected a list of names, got [['long']]"),
         ({"sites": "3"}, "sites: expected a whole number >= 0, got '3'"),
+        ({"sites": 10**6}, "sites: expected at most 10000, got 1000000"),
         ({"sites": -1}, "sites: expected a whole number >= 0, got -1"),
         ({"sites": np.array([1, 2])}, "sites: expected a whole number >= 0, got [1, 2]"),
         ({"names": [{"a"}]}, "job variable names: expected a value that JSON can hold, got [{'a'}]"),
