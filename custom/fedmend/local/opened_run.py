@@ -1,11 +1,14 @@
 """A run opened from Python: its numbers as tables of pandas, its figures, its models with their weights."""
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmend.basics.checked import PATH, accepted, shown
+from fedmend.basics.json_files import read_json
 from fedmend.errors import FedMendError, not_installed
+from fedmend.records.progress import PROGRESS, STOPPED
 from fedmend.records.run_folder import BEST_MODEL, MODEL, MODELS, RUN, load_run
 from fedmend.report.kinds import shown_as
 
@@ -60,7 +63,8 @@ class Run:
         place: Path = accepted(folder, [PATH], "run", shown)
         found = [place] if (place / RUN).is_file() else sorted(file.parent for file in place.rglob(RUN))
         if len(found) != 1:
-            raise FedMendError(f"run: expected one {RUN} in {place}, found {len(found) or 'none'}")
+            why = "" if found else _stopped(place)
+            raise FedMendError(f"run: expected one {RUN} in {place}, found {len(found) or 'none'}{why and f'; {why}'}")
         self.folder = found[0]
         self._read = load_run(self.folder)
 
@@ -220,8 +224,19 @@ class Run:
         shown = self.final.get(self._read.split, {})
         known = [(m.word, shown[m.macro]) for m in shown_as(self._read).metrics if shown.get(m.macro) is not None]
         values = f"{self._read.split} {', '.join(f'{word} {value:.3f}' for word, value in known)}" if known else ""
-        phantom, done = "PHANTOM " if self.info["phantom"] else "", "finished" if self.results else "not finished"
+        phantom = "PHANTOM " if self.info["phantom"] else ""
+        done = "finished" if self.results else _stopped(self.folder) or "not finished"
         return f"{phantom}run {self.name} ({self.info['method']}): {values or done}"
+
+
+def _stopped(folder: Path) -> str:
+    """Words for why the run in a folder stopped; none where it did not, or where that is not known."""
+    for file in folder.rglob(PROGRESS):
+        with contextlib.suppress(OSError, ValueError):
+            picture = read_json(file)
+            if isinstance(picture, dict) and picture.get("state") == STOPPED:
+                return f"the run stopped: {picture.get('reason')}"
+    return ""
 
 
 def _frame(rows: Iterable[Mapping], columns: Sequence[str] = ()) -> "DataFrame":

@@ -196,6 +196,20 @@ def test_a_run_says_what_it_is_in_a_line_and_an_unfinished_one_says_so(workspace
     assert (repr(run), run.final) == ("PHANTOM run demo (FedMLP): not finished", {})
 
 
+def test_a_run_that_stopped_says_why_before_its_census_too(workspace):
+    folder = workspace / "server" / "simulate_job" / "fedmend"
+    (folder / "results.json").unlink()
+    (folder / "progress.json").write_text(json.dumps({"state": "stopped", "reason": "site-1: too few"}))
+    assert repr(Run(workspace)) == "run demo (FedMLP): the run stopped: site-1: too few"
+    (folder / "run.json").unlink()
+    with refused(f"run: expected one run.json in {workspace}, found none; the run stopped: site-1: too few"):
+        Run(workspace)
+    for other in ('{"state": "runs"}', "[]", "{"):
+        (folder / "progress.json").write_text(other)
+        with refused(f"run: expected one run.json in {workspace}, found none"):
+            Run(workspace)
+
+
 def test_without_pandas_there_is_one_sentence(workspace, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with refused("table: expected the package pandas (pip install 'fedmend[notebook]'), not found"):
