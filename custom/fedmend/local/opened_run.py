@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedmend.basics.checked import PATH, accepted, shown
+from fedmend.basics.checked import PATH, TEXT, accepted, shown
 from fedmend.basics.json_files import read_json
 from fedmend.errors import FedMendError, not_installed
 from fedmend.records.progress import PROGRESS, STOPPED
@@ -135,6 +135,7 @@ class Run:
         Raises:
             FedMendError: pandas is not installed.
         """
+        accepted(what, [TEXT], "decisions", shown)
         return _frame((d for d in self._read.decisions if what in ("", d["what"])), DECISION)
 
     def repairs(self, site: str = "") -> "DataFrame":
@@ -151,7 +152,7 @@ class Run:
         Raises:
             FedMendError: pandas is not installed; no such site; or its ledger is not on this machine.
         """
-        if not site:
+        if not accepted(site, [TEXT], "repairs", shown):
             return _frame(self._read.repairs, COUNTS)
         from fedmend.repairs.ledger import read_history
 
@@ -193,9 +194,9 @@ class Run:
         """One figure of the report.
 
         Raises:
-            FedMendError: there is none of this name.
+            FedMendError: no name, or there is none of this name.
         """
-        if name not in (known := self.figures()):
+        if accepted(name, [TEXT], "figure", shown) not in (known := self.figures()):
             raise FedMendError(f"figure: expected one of {sorted(known)}, got {name!r:.60}")
         return known[name]
 

@@ -210,6 +210,13 @@ def test_a_run_that_stopped_says_why_before_its_census_too(workspace):
             Run(workspace)
 
 
+@pytest.mark.parametrize("given", [["site-1"], np.array(["site-1", "site-2"]), None, 3], ids=str)
+def test_what_is_no_name_of_a_site_figure_or_decision_is_refused_in_a_sentence(workspace, given):
+    for word in ("repairs", "figure", "decisions"):
+        with refused(f"{word}: expected text, got {given!r}"):
+            getattr(Run(workspace), word)(given)
+
+
 def test_without_pandas_there_is_one_sentence(workspace, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with refused("table: expected the package pandas (pip install 'fedmend[notebook]'), not found"):
