@@ -12,6 +12,7 @@ from nvflare.fuel.utils.log_utils import JsonFormatter
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 ERROR = re.compile(r"(?:ERROR|CRITICAL) - (?:\[[^\]]*\]: )?(.+)")  # in a line of FLARE's logs
+OURS = re.compile(r"fedmend\.errors\.FedMendError: (.+)")  # the last line of a traceback
 PICTURES = "fedmend_progress"  # logger
 
 
@@ -60,13 +61,16 @@ def last_error(*logs: Path) -> str:
         logs: files of its output, which need not be there; the first with an error counts.
 
     Returns:
-        The message of the last error, or the last line of the last file where none has one, as of a Python that ended
-        with an exception; or words for nothing.
+        The last sentence of ours that FLARE wrote down as an exception, which its own errors follow; or the message of
+        the last error, or the last line of the last file where none has one, as of a Python that ended with an
+        exception; or words for nothing.
     """
     lines: list[str] = []
     for log in logs:
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
         lines = [plain for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines() if (plain := line.strip())]
+        if sentences := [ours[1] for line in lines if (ours := OURS.match(line))]:
+            return sentences[-1]
         found = [error[1] for line in lines if (error := ERROR.search(line))]
         if told := [message for message in found if not message.startswith("Traceback (")]:  # follows what it is of
             return told[-1]

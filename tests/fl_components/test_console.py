@@ -29,3 +29,15 @@ def test_of_a_process_that_died_the_error_is_said_and_not_that_a_traceback_follo
     log = "".join(f"2026-11-26 05:46:43,213 - MPM - ERROR - {line}\n" for line in lines)
     (tmp_path / "log.txt").write_text(log + '  File "client_train.py", line 125, in main\n')
     assert last_error(tmp_path / "log.txt") == "Execute exception: OSError: disk"
+
+
+def test_a_sentence_of_ours_is_the_reason_where_flares_own_error_follows_it(tmp_path):
+    lines = [
+        "2026-11-29 - Simulator - ERROR - FL server execution exception: ConfigError: Error processing",
+        "Traceback (most recent call last):",
+        "fedmend.errors.FedMendError: server: expected the package datadog, not found",
+        "nvflare.fuel.common.excepts.ConfigError: Error processing",
+        "2026-11-29 - Simulator - ERROR - Simulator run error: RuntimeError: Could not start the Server App.",
+    ]
+    (tmp_path / "log.txt").write_text("\n".join(lines))
+    assert last_error(tmp_path / "log.txt") == "server: expected the package datadog, not found"
