@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import fmean
 
-from fedmend.basics.page import Section, compact, number, section, table, td
+from fedmend.basics.page import Section, number, section, short_name, table, td
 from fedmend.basics.words import in_order
 from fedmend.records.run_folder import CHOSEN_BY, FEWEST, RunFiles, is_own, last_rounds
 from fedmend.report.kinds import shown_as
@@ -78,6 +78,14 @@ def _warnings(run: RunFiles) -> list[str]:
     return [text[:1].upper() + text[1:] for text in [*found, shown_as(run).thresholds([run])] if text]
 
 
+def _chosen_by(value: Mapping) -> str:
+    """Why a model is the best one: its value of the metric that chooses, or that none could choose."""
+    found = [
+        f"highest {short_name(name)}, {number(best)}" for name, best in value.items() if name not in ("split", "final")
+    ]
+    return f"{found[0] if found else 'the final one'}; {value.get('split')} split"
+
+
 def key_numbers(run: RunFiles) -> Section:
     """Macro metrics of the final and the best model."""
     milestones = _milestones(run)
@@ -93,7 +101,7 @@ def key_numbers(run: RunFiles) -> Section:
     note = shown_as(run).means_over(run)
     note += "".join(f" {name} is left out: {reason}." for name, reason in shown_as(run).left_out(run).items())
     if chosen := [d for d in run.decisions if is_own(d, {"best_model": Mapping})]:
-        note += f" Best model: after round {run.best_round} ({compact(chosen[-1]['value'])})."
+        note += f" Best model: after round {run.best_round} ({_chosen_by(chosen[-1]['value'])})."
     note += "".join(f" {sentence}." for sentence in _warnings(run))
     if intervals := _intervals(run):
         note += f" 95 % intervals of the final model: {', '.join(intervals)}."

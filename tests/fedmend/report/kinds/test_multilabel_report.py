@@ -15,6 +15,12 @@ def test_key_numbers_name_the_final_the_best_and_the_initial_model(page):
     ]
 
 
+def test_the_best_model_says_what_chose_it(page, tmp_path):
+    assert "Best model: after round 1 (highest AUC, 0.700; val split)." in page
+    make_run(tmp_path, decisions=[{"round": 2, "what": "best_model", "value": {"final": True, "split": "test"}}])
+    assert "Best model: after round 2 (the final one; test split)." in key_numbers(load_run(tmp_path))
+
+
 def test_a_metric_without_a_value_reads_na_and_the_reason_is_given(page):
     rows = rows_of(page, "classes")
     assert rows[1] == ["bleed", "4", "10", "0.623", "0.250", "0.500", "0.734", "0.250", "0.500"]
