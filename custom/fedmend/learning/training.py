@@ -52,7 +52,8 @@ class LocalTrainer:
         second_momentum: Adam's beta_2, in [0, 1).
         keep_moments: Adam goes on with the moments of the round before; otherwise it is fresh in every round. A round
             whose model does not go on (:attr:`fedmend.method.Round.goes_on`) starts afresh and leaves none. Those of
-            an earlier run of the same name, from another seed, do not count.
+            an earlier run of the same name, from another seed, do not count, nor do those of rounds without noise in
+            a round with it: its update would tell of their gradients.
         norm: ``averaged``, or ``local``: normalisation layers stay at the site, see
             :mod:`fedmend.learning.local_norm`.
     """
@@ -98,7 +99,7 @@ class LocalTrainer:
         model, task, site = work.model, work.task, work.site
         model.train()
         keep = self.keep_moments and work.goes_on
-        optimizer = self._optimizer(model, task, site, keep=keep)
+        optimizer = self._optimizer(model, task, site, keep=keep, private=private is not None)
         for epoch in range(self.local_epochs):
             total, steps = torch.zeros((), device=site.device), 0
             batches = work.batches(epoch)  # also draws the views of the epoch
@@ -128,11 +129,13 @@ class LocalTrainer:
                     " lower learning_rate"
                 )
         if keep:
-            moments = {"seed": task.seed, "state": optimizer.state_dict()["state"]}
+            moments = {"seed": task.seed, "private": private is not None, "state": optimizer.state_dict()["state"]}
             site.state.save_turn(MOMENTS, task.round_num, moments)
         return mean
 
-    def _optimizer(self, model: nn.Module, task: RoundTask, site: Site, *, keep: bool) -> torch.optim.Optimizer:
+    def _optimizer(
+        self, model: nn.Module, task: RoundTask, site: Site, *, keep: bool, private: bool
+    ) -> torch.optim.Optimizer:
         ours = {*model.get_submodule("classifier").parameters()} if self.decay == SUPERVISED else set()
         groups: list[dict[str, Any]] = [{"params": [p for p in model.parameters() if p not in ours]}]
         if ours:
@@ -146,7 +149,9 @@ class LocalTrainer:
             fused=True,
         )
         before = site.state.last_turn(MOMENTS, before=task.round_num) if keep else None
-        if before is not None and before[0] == task.round_num - 1 and before[1].get("seed") == task.seed:
+        if before is None or (private and not before[1].get("private")):
+            return optimizer
+        if before[0] == task.round_num - 1 and before[1].get("seed") == task.seed:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": before[1]["state"]})
         return optimizer
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch_factories import GroupNetwork, make_split, seeded
 from worker_factories import Client, census_task, one_site
 
+from fedmend.basics.state import StateStore
 from fedmend.data.augment import draw_views
 from fedmend.errors import FedMendError
 from fedmend.kinds.multilabel import MultiLabel
@@ -224,6 +225,16 @@ def test_nobody_who_knows_the_seed_can_repeat_the_noise(client):
     site.start()  # as after a kill
     second = train(site)
     assert not np.array_equal(first.weights["classifier.weight"], second.weights["classifier.weight"])
+
+
+def test_what_adam_remembers_of_rounds_without_noise_does_not_move_a_round_with_it(client, tmp_path):
+    site, steps = client(privacy=None, keep_moments=True), []
+    for round_num, policy in enumerate([None, POLICY, POLICY]):
+        site.config = replace(site.config, privacy=policy)
+        assert train(site, round_num).error == ""
+        kept = StateStore(tmp_path / "state" / "run-1" / "site-1").load(f"adam-{round_num}")["value"]
+        steps.append(int(kept["state"][0]["step"]))
+    assert steps == [2, 2, 4]  # two in each round
 
 
 def test_a_site_trains_no_more_when_its_budget_is_spent(client):
