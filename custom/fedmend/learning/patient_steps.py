@@ -67,7 +67,8 @@ class PatientSteps:
         A gradient that is not finite counts as none: to stop because of it would tell that such a patient exists.
         """
         parameters = [p for p in work.model.parameters() if p.requires_grad]
-        total = [torch.zeros_like(p) for p in parameters]
+        # In float32, one patient more would change how the gradients of all others are rounded, by more than ``clip``.
+        total = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
         for images in batch:
             loss = work.loss(images)
             gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
@@ -78,8 +79,8 @@ class PatientSteps:
         deviation = self._privacy.noise_multiplier * self._privacy.clip
         for parameter, part in zip(parameters, total, strict=True):
             noise = deviation * self._random.normal(part.numel()).reshape(part.shape)
-            part.copy_(part.double() + torch.from_numpy(noise).to(part.device))  # rounded once, after the sum
-            parameter.grad = part.div_(self.rate * len(self._patients))
+            part += torch.from_numpy(noise).to(part.device)
+            parameter.grad = part.div_(self.rate * len(self._patients)).to(parameter.dtype)  # rounded once, at the end
 
 
 def patients_of(table: LabelTable) -> list[Tensor]:

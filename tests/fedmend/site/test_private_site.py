@@ -94,6 +94,14 @@ def test_a_patient_whose_gradient_is_not_finite_counts_as_absent():
     assert len(losses) == 1
 
 
+def test_one_patient_less_moves_a_sum_of_thousands_by_no_more_than_the_clip():
+    # From 65, in float32, each 2^-18 less would be lost; from 64, where the first patient leaves the sum, none would.
+    rows = [[-1.0], *[[1.0]] * 65, *[[-(2.0**-18)]] * 4096]
+    batch = [[i] for i in range(len(rows))]
+    with_it, without = (step(rows, drawn, patients=1, expected=1)[0].item() for drawn in (batch, batch[1:]))
+    assert with_it - without == pytest.approx(-1.0, abs=1e-5)
+
+
 # ---- who is in a step -----------------------------------------------------------------------------------------------
 def test_the_images_of_a_patient_are_one_unit_and_an_image_without_patient_is_one_by_itself():
     table = replace(make_split(np.ones((5, 1), dtype=np.int8)).table, patients=("b", "", "a", "b", ""))
