@@ -103,7 +103,7 @@ def check_bearable(site: str, method: LocalMethod, network: str, *, decay: str =
             that asks which rows have a gradient: with noise, all of them have one.
     """
     where = f"{site}: local/fedmend.json, field privacy"
-    if not method.patients_apart:
+    if not method.patients_apart or method.FIELDS:  # what it would report are numbers without noise
         raise FedMendError(
             f"{where}: expected a job of federated averaging in which patients count one by one (variant"
             f" fedavg_private), got {type(method).__name__}"

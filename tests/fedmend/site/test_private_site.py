@@ -11,6 +11,7 @@ from torch import nn
 from torch_factories import GroupNetwork, make_split, seeded
 from worker_factories import Client, census_task, one_site
 
+from fedmend.baselines.detection_rules import DetectionRules
 from fedmend.basics.state import StateStore
 from fedmend.data.augment import draw_views
 from fedmend.errors import FedMendError
@@ -368,6 +369,7 @@ REFUSED = (
         SingleLabelFedAvg(la=True),
         FedNoRo(),
         LabelSetFedAvg(local_iterations=1),
+        DetectionRules(la=False),
     ],
 )
 def test_a_method_whose_loss_or_report_uses_other_patients_is_refused(method):
