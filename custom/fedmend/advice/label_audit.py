@@ -107,8 +107,7 @@ def hold_back(counts: np.ndarray, *, min_count: int, one_label: bool) -> np.ndar
     so these two are told or held back together. Annotated samples minus the positive ones are the negative ones; where
     these are too few, the positive ones are held back. They are too where the annotated ones are held back and nearly
     all samples are positive: as the negative ones are none or at least ``min_count``, one number of missing ones could
-    be left. With one label per sample, the positive samples of all classes
-    add up to the annotated ones, so where one number is held back, the smallest of the others is held back too.
+    be left. With one label per sample, see :func:`_hidden_of_one_label`.
 
     Args:
         counts: (3, C) in the order of ``COUNTS``.
@@ -125,10 +124,30 @@ def hold_back(counts: np.ndarray, *, min_count: int, one_label: bool) -> np.ndar
 
     unknown = few(annotated) | few(missing)
     hidden = few(positive) | few(annotated - positive) | unknown & (positive > annotated + missing - 2 * min_count)
-    others = np.flatnonzero(~hidden & (positive > 0))
-    if one_label and len(others) and (hidden | unknown).any():
-        hidden[others[positive[others].argmin()]] = True
+    if one_label and (hidden | unknown).any():
+        hidden = _hidden_of_one_label(counts, hidden, unknown, min_count)
     return np.where(np.stack([unknown, hidden, unknown]), HELD_BACK, counts).astype(np.int64)
+
+
+def _hidden_of_one_label(counts: np.ndarray, hidden: np.ndarray, unknown: np.ndarray, min_count: int) -> np.ndarray:
+    """(C,) bool: positive samples that are held back where these of one class, or the annotated ones, are.
+
+    Those of all classes add up to the annotated ones, so the smallest of the others are held back too: of equal ones
+    all, or their order would tell. Where the annotated ones are held back, all are: the missing ones could follow. At a
+    site that then tells of no sample, a zero would tell too much: of three classes of three samples each has one.
+
+    Args:
+        counts: (3, C) in the order of ``COUNTS``.
+        hidden: (C,) bool, positive samples that are held back in any case.
+        unknown: (C,) bool, whether the annotated ones are.
+        min_count: fewest samples that a number may describe.
+    """
+    annotated, positive, missing = counts
+    others = ~hidden & (positive > 0)
+    if others.any():
+        hidden = hidden | others & (unknown | (positive == positive[others].min()))
+    nothing = not (~hidden & (positive > 0)).any()
+    return hidden | nothing & (~unknown | (annotated + missing < 2 * min_count))
 
 
 def audit_text(sites: Mapping[str, SiteLabels], classes: Sequence[str]) -> str:

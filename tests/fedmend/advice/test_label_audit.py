@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import numpy as np
@@ -50,7 +51,10 @@ def test_a_class_says_nothing_about_another_one_where_samples_have_several_label
     ("counts", "positive"),
     [
         ([(100, 4, 0), (100, 60, 0), (100, 36, 0), (100, 0, 0)], [None, 60, None, 0]),
-        ([(100, 50, 3), (100, 30, 3), (100, 20, 3)], [50, 30, None]),
+        ([(100, 4, 0), (100, 36, 0), (100, 36, 0), (100, 24, 0)], [None, 36, 36, None]),
+        ([(100, 4, 0), (100, 36, 0), (100, 36, 0), (100, 36, 0)], [None] * 4),  # equal ones go together
+        ([(100, 50, 3), (100, 30, 3), (100, 20, 3), (100, 0, 3)], [None, None, None, 0]),
+        ([(9, 3, 0), (9, 3, 0), (9, 3, 0), (9, 0, 0)], [None] * 4),
         ([(100, 50, 0), (100, 50, 0)], [50, 50]),
         ([(100, 97, 0), (100, 3, 0)], [None, None]),
     ],
@@ -78,6 +82,26 @@ def test_no_held_back_count_of_a_small_site_follows_from_what_is_told():
         for i, number in enumerate(said[1:]):
             small = {real[i] for real in possible}
             assert number != HELD_BACK or len(small) > 1 or small.pop() >= least
+
+
+def test_no_held_back_count_of_a_small_site_follows_where_samples_have_one_label():
+    least, told = 3, {}
+    for *positive, missing in itertools.product(range(13), repeat=4):
+        if not least <= sum(positive) + missing <= 12:
+            continue
+        real = columns(*((sum(positive), n, missing) for n in positive))
+        said = hold_back(real, min_count=least, one_label=True)
+        told.setdefault((sum(positive) + missing, *said.ravel().tolist()), []).append(real.ravel())
+    for (_, *said), possible in told.items():
+        lowest, highest = np.min(possible, axis=0), np.max(possible, axis=0)
+        assert not np.any((np.array(said) == HELD_BACK) & (lowest == highest) & (highest < least))
+
+
+def test_the_order_of_classes_changes_nothing_that_is_held_back():
+    for order in itertools.permutations([1, 4, 4, 6]):
+        assert [c[1] for c in told(*((15, n, 0) for n in order), min_count=3, one_label=True)] == [
+            n if n > 4 else None for n in order
+        ]
 
 
 # ---- site folders ---------------------------------------------------------------------------------------------------
