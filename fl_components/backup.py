@@ -181,12 +181,15 @@ def _restore_approvals(source: Path, goal: Path) -> None:
 
 
 def _restore_account(copy: Path, state_dir: Path, name: str) -> list[str]:
-    """Of each noise and rate the larger number of steps."""
+    """Of each noise and rate the larger number of steps; the sum, where each account knows spendings that the other
+    does not, as where the site went on without one before its backup was put back."""
     backed_up, marks = _account(copy, name) or ({}, [])
     there, own = _account(state_dir, name) or (None, [])
     if not backed_up:
         return []
-    merged = {key: max(backed_up.get(key, 0), (there or {}).get(key, 0)) for key in {**(there or {}), **backed_up}}
+    apart = bool(marks and own) and marks[-1] not in own and own[-1] not in marks
+    join = sum if apart else max
+    merged = {key: join((backed_up.get(key, 0), (there or {}).get(key, 0))) for key in {**(there or {}), **backed_up}}
     latest = mark_file(state_dir, name)
     known = latest.read_text(encoding="utf-8") if latest.is_file() else ""
     write_account(state_dir, name, [(*key, steps) for key, steps in merged.items()], [*marks, *own])
@@ -194,6 +197,8 @@ def _restore_account(copy: Path, state_dir: Path, name: str) -> list[str]:
         was = "damaged" if there is None else "an older copy"
         lost = "what was spent since the backup is not in it"
         return [f"account of the privacy spent: the one there was {was}; {lost}"]
+    if apart:
+        return ["account of the privacy spent: the sum of both, as each knows what the other does not"]
     newer = any(steps > backed_up.get(key, 0) for key, steps in there.items())
     return [f"account of the privacy spent: {'the larger numbers of both' if newer else 'restored'}"]
 

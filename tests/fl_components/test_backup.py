@@ -226,6 +226,20 @@ def test_an_account_that_a_restore_has_put_right_is_taken_and_says_what_it_lacks
     assert json.loads(file.read_text())["spent"] == [[2.0, 0.1, steps]]
 
 
+def test_what_a_site_spent_without_its_account_is_added_to_that_of_the_backup_once(kit, tmp_path):
+    pytest.importorskip("opacus")
+    state, privacy = tmp_path / "state", Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
+    Account(state, "site-1", privacy, 50).spend(0.1, 5)
+    backup(kit, tmp_path / "copy")
+    shutil.rmtree(state)
+    Account(state, "site-1", privacy, 50).spend(0.1, 7)
+    assert "account of the privacy spent: the sum of both, as each knows what the other does not" in restore(
+        tmp_path / "copy", kit
+    )
+    restore(tmp_path / "copy", kit)
+    assert json.loads((state / ".privacy" / "site-1.json").read_text())["spent"] == [[2.0, 0.1, 42]]
+
+
 def test_a_backup_that_is_put_back_after_everything_was_lost_fits_its_mark(kit, tmp_path):
     pytest.importorskip("opacus")
     state, privacy = tmp_path / "state", Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
