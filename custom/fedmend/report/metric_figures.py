@@ -1,6 +1,6 @@
 """Figures of metrics over rounds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedmend.basics.page import Figure
@@ -29,13 +29,13 @@ class Metric(NamedTuple):
     curve: str
 
 
-def metric_figure(run: RunFiles, metric: Metric, *, missing: str) -> Figure:
+def metric_figure(run: RunFiles, metric: Metric, *, missing: Callable[[int], str]) -> Figure:
     """One panel for the macro value of a metric over rounds and one for each class, as far as the metric has them.
 
     Args:
         run: with at least one evaluation.
         metric: what to draw.
-        missing: why a panel has no value.
+        missing: number of a class → why it has no value.
     """
     evaluations, classes = run.evaluations, run.info["classes"]
     rounds = [m["round"] for m in evaluations]
@@ -47,7 +47,7 @@ def metric_figure(run: RunFiles, metric: Metric, *, missing: str) -> Figure:
         known = [v for v in values if v is not None]
         lines = [Line(rounds, values)] + ([Line(rounds, mean, "reference")] if i else [])
         chance = _guessing(metric, evaluations[-1], len(classes))[i]
-        panels.append(Panel(title, lines, chance) if known else Panel(title, note=f"n/a:\n{missing}"))
+        panels.append(Panel(title, lines, chance) if known else Panel(title, note=f"n/a:\n{missing(i - 1)}"))
         story.append(_from_to(title, known))
         drawn += known
     legend = {"main": metric.curve}
@@ -101,7 +101,7 @@ def _guessing(metric: Metric, evaluation: Mapping, width: int) -> list[float | N
     """What a model that guesses reaches: macro, then each class; ``None`` where that depends on how it guesses."""
     if metric.per_class == "ap":
         return _prevalences(evaluation, width)
-    if metric.per_class == "recall":
+    if (metric.macro, metric.per_class) == ("bacc", "recall"):  # one answer of C; masks are not guessed
         return [1 / width] * (width + 1)
     return [0.5 if metric.per_class in AROUND_HALF else None] * (width + 1)
 

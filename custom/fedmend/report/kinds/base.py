@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from fedmend.basics.page import Figure, table, td
@@ -129,8 +130,13 @@ class KindReport(ABC):
         blocks: list[str | Figure] = []
         for metric in self.metrics:
             if any(m["macro"].get(metric.macro) is not None for m in run.evaluations):
-                blocks += [f"<h3>{metric.curve}</h3>\n", metric_figure(run, metric, missing=self.missing)]
+                missing = partial(self.no_curve, run, metric.macro)
+                blocks += [f"<h3>{metric.curve}</h3>\n", metric_figure(run, metric, missing=missing)]
         return blocks
+
+    def no_curve(self, run: "RunFiles", key: str, index: int) -> str:
+        """Why the class ``index`` has no value of a metric in any evaluation."""
+        return self.missing
 
     def confusion(self, evaluation: Mapping, classes: Sequence[str], title: str, caption: str) -> str:
         """The confusion matrix of an evaluation; "" where none is counted."""

@@ -65,6 +65,10 @@ class SegmentationReport(KindReport):
         """A structure that a model never marks has no precision."""
         return key == "precision" and self._never_marked(run) > 0
 
+    def no_curve(self, run: RunFiles, key: str, index: int) -> str:
+        """A structure that no model marks has no precision, even where there are slices with it."""
+        return "never marked" if key == "precision" and run.evaluations[-1]["positives"][index] else self.missing
+
     def means_over(self, run: RunFiles) -> str:
         if not run.evaluations:
             return super().means_over(run)

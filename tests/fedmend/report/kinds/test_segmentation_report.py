@@ -106,3 +106,14 @@ def test_of_several_structures_each_has_its_numbers():
     assert rows[0][:3] == ["Class", "slices with it", "Dice final"]
     assert [row[:3] for row in rows[1:3]] == [["liver", "70", "0.800"], ["spleen", "12", "0.400"]]
     assert "spleen from 0.40 to 0.40" in curves(run)
+
+
+def test_a_structure_that_is_never_marked_is_not_said_to_be_absent_and_recall_has_no_level_of_guessing():
+    values = {"precision": [0.7, None, None], "recall": [0.6, 0.0, None]}
+    macro = {"precision": 0.7, "recall": 0.3}
+    found = {"round": 4, "split": "test", "macro": macro, "positives": [70, 12, 0], "per_class": values}
+    page = curves(make_lesion_run(decisions=[], evaluations=[found], classes=["liver", "spleen", "kidneys"]))
+    precision, recall = page.split("<svg")[1:]
+    assert re.findall(r">(never marked|no slice with it)<", precision) == ["never marked", "no slice with it"]
+    assert re.findall(r">(never marked|no slice with it)<", recall) == ["no slice with it"]
+    assert "guessing" not in page
