@@ -57,19 +57,21 @@ def completeness(run: RunFiles) -> Section:
     for site in sorted(in_order(estimate), key=estimate.__getitem__):
         row = [site, sites[site]["annotated"], sites[site]["predicted"], estimate[site], ranks.get(site)]
         rows.append(row + ([true.get(site), _beside(ranks.get(site), true_ranks.get(site))] if true else []))
-    lowest = min(estimate.values())
+    lowest, blind = min(estimate.values()), [site for site in in_order(estimate) if not sites[site]["predicted"]]
     least = in_order(site for site, value in estimate.items() if value == lowest)
     words = (
         f"After round {round_num}, every site counted the lesions that it has marked and those that the global model"
         " finds in the same slices."
     )
-    if lowest >= 1:
+    if blind:
+        words += f" At {', '.join(blind)} the model finds no lesion, so there is no estimate: 0 stands for it."
+    elif lowest >= 1:
         words += " At no site does the model find more than are marked."
     elif len(least) == 1:
         words += f" By the estimate, {least[0]} has left the largest share of its lesions unmarked."
     else:
         words += f" By the estimate, {' and '.join(least)} have left equal shares of their lesions unmarked, none more."
-    if true:
+    if true and len(blind) < len(estimate):
         same = sum(ranks[site] == true_ranks[site] for site in true)
         words += f" {same} of {len(true)} sites are at their true place."
     caption = (

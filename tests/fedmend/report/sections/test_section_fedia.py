@@ -1,8 +1,10 @@
 import re
+from html import escape
 
 import pytest
 from run_factories import LESION_DECISIONS, LESION_SITES, MASK_REPAIRS, make_lesion_run, rows_in, write_run
 
+from fedmend.basics.words import in_order
 from fedmend.report.kinds.segmentation import SegmentationReport
 from fedmend.report.report import summary_text, write_report
 from fedmend.report.sections.fedia import (
@@ -194,6 +196,19 @@ def test_models_that_find_nothing_have_curves_at_zero():
     section = iou(make_lesion_run(decisions=decisions))
     assert "site-1 from 0.00 to 0.00" in section
     assert "−" not in section  # no axis below 0
+
+
+@pytest.mark.parametrize("found", [(0, 0, 0), (0, 9, 9)])
+def test_a_site_where_the_model_finds_no_lesion_is_not_said_to_have_left_lesions_unmarked(found):
+    value = {
+        site: {"annotated": 9, "predicted": n, "estimate": float(n > 0)}
+        for site, n in zip(in_order(LESION_SITES), found, strict=True)
+    }
+    section = completeness(make_lesion_run(decisions=[{"round": 2, "what": "completeness", "value": value}]))
+    blind = ", ".join(site for site, n in zip(in_order(LESION_SITES), found, strict=True) if not n)
+    assert f"At {escape(blind)} the model finds no lesion, so there is no estimate" in section
+    assert "unmarked." not in section
+    assert ("at their true place" in section) == any(found)
 
 
 @pytest.mark.parametrize(
