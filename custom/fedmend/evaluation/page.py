@@ -94,10 +94,11 @@ def _decided(row: Mapping[str, Any]) -> list[object]:
 def _calibration(results: Mapping[str, Any]) -> Section:
     found = results["calibration"]
     rows = [[n, row["ece"], row["brier"]] for n, row in zip(results["classes"], found, strict=True)]
-    words = "calibrated on the run's validation split" if results["calibrated"] else "as the network gives them"
-    missing = [name for name, why in zip(results["classes"], results["not_fitted"], strict=True) if why]
-    words += f", but as the network gives them for {', '.join(missing)}" if missing else ""
-    caption = f"Probabilities {words}"
+    caption = "Probabilities as the network gives them"
+    if results["calibrated"]:
+        caption = "Probabilities calibrated on the run's validation split"
+        missing = [name for name, why in zip(results["classes"], results["not_fitted"], strict=True) if why]
+        caption += f", but as the network gives them for {', '.join(missing)}" if missing else ""
     return section(
         "calibration", "Calibration", table(caption, ["Class", "ECE", "Brier score"], rows), _diagram(results, found)
     )

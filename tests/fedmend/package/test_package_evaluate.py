@@ -147,6 +147,17 @@ def test_a_threshold_that_no_validation_split_has_chosen_is_not_a_number_on_the_
     assert "; ECE of probabilities before they are calibrated" in page
 
 
+def test_probabilities_that_nothing_has_calibrated_are_said_to_be_those_of_the_network_once(tmp_path):
+    _, folder = multilabel(tmp_path)
+    few = {"threshold": [0.5] * 3, "not_sure": [[0.5, 0.5]] * 3, "temperature": [1.0] * 3}
+    few["not_fitted"] = ["0 positives, 10 needed"] * 3
+    package = make_package(tmp_path / "other", classes=CLASSES, thresholds=few, **NONE)
+    package.evaluate(folder, tmp_path / "out")
+    page = (tmp_path / "out" / "evaluation.html").read_text()
+    assert "Probabilities as the network gives them" in page
+    assert "but as the network" not in page
+
+
 def test_a_class_that_the_split_does_not_label_has_no_number_and_the_others_have_theirs(tmp_path):
     package, folder = multilabel(tmp_path)
     with open(folder / "test.csv", newline="") as stream:
