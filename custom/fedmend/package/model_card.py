@@ -16,7 +16,7 @@ from fedmend.basics.words import markdown
 from fedmend.errors import FedMendError
 from fedmend.package.card_evaluation import read_evaluation
 from fedmend.package.opened import OpenedPackage
-from fedmend.records.run_folder import FEWEST, RUN, RunFiles, load_run
+from fedmend.records.run_folder import FEW, RUN, RunFiles, load_run
 from fedmend.records.signature import SIGNATURE
 
 FORMAT = 1
@@ -216,8 +216,7 @@ def _parts(card: Mapping[str, Any]) -> list[Part]:
     ]
     judged = [[j["site"], j["class"], j["accepted"], j["rejected"]] for j in labels["judged"]]
     behind = [
-        f"{split}, {site}: the means are without {', '.join(names)}. Held back: 1 to {FEWEST - 1} samples there have"
-        " the class, or lack it."
+        f"{split}, {site}: the means are without {', '.join(names)}. A class is held back where a site has {FEW}."
         for split, sites in card["held_back"].items()
         for site, names in sites.items()
     ]

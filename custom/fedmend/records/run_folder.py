@@ -21,6 +21,7 @@ REQUIRED = ("run_name", "method", "phantom", "classes", "num_rounds", "sites")
 RUN_FOLDER = Path("server") / "simulate_job" / "fedmend"  # in the workspace of a simulation, as FLARE lays it out
 MODELS, MODEL, BEST_MODEL = "app_server", "FL_global_model.pt", "best_FL_global_model.pt"  # beside it, named by FLARE
 FEWEST = 5  # samples behind a number of one site, as a site's min_count by default; the server does not learn that one
+FEW = f"1 to {FEWEST - 1} samples with it or without it, of masks 1 to {FEWEST - 1} volumes with it"
 CHOSEN_BY = "best_model_chosen_by"  # the decision that names the classes that choose it and says why not all do
 LAST_ROUNDS = 10  # evaluations behind the "Last" of the FedNoRo and FedIA papers
 

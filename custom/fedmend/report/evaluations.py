@@ -6,10 +6,11 @@ from typing import Any
 
 from fedmend.basics.page import number, phantom_note, section, short_name, table, whole_page
 from fedmend.basics.words import in_order
+from fedmend.records.run_folder import FEW
 
 SYNTHETIC = "A model or the data of a site are synthetic; the numbers say nothing about patients."
 FOOTER = (
-    "Only counts have left the sites. A class of which a site has 1 to 4 samples is left out of its row. A subgroup is"
+    f"Only counts have left the sites. A class is left out of the row of a site that has {FEW}. A subgroup is"
     " counted where a site lets it be and has enough people in it; a small one, and what would give it away, stays."
 )
 

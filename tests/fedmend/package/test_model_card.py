@@ -101,7 +101,8 @@ def test_classes_that_a_site_holds_back_are_named_with_the_reason(run, tmp_path)
     card = card_of(run.folder / "run-1.fedmend", tmp_path)
     jsonschema.validate(card, SCHEMA)
     assert card["held_back"] == {"test": {"site-2": ["b"]}}
-    words = "test, site-2: the means are without b. Held back: 1 to 4 samples there have the class, or lack it."
+    few = "1 to 4 samples with it or without it, of masks 1 to 4 volumes with it"
+    words = f"test, site-2: the means are without b. A class is held back where a site has {few}."
     assert f"- {words}\n" in (tmp_path / "run-1-card.md").read_text()
     assert words in (tmp_path / "run-1-card.html").read_text()
     assert card_of(run.folder / "run-1-best.fedmend", tmp_path)["held_back"] == {}

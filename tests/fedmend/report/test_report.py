@@ -214,6 +214,7 @@ def test_the_page_shows_the_final_model_at_each_site(tmp_path):
     assert rows["site-2"] == ["30%", "20", "stays at the site", ""]
     assert rows["site-3"] == ["25%", "n/a", "no test split", ""]
     assert rows["site-4"] == ["25%", "9", "no result, not in the test numbers", ""]
+    assert "A class is held back where a site has 1 to 4 samples with it or without it, of masks 1 to 4 volumes" in page
 
 
 def test_a_run_without_numbers_of_sites_has_no_such_part(page):

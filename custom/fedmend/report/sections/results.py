@@ -6,7 +6,7 @@ from statistics import fmean
 
 from fedmend.basics.page import Section, number, section, short_name, table, td
 from fedmend.basics.words import in_order
-from fedmend.records.run_folder import CHOSEN_BY, FEWEST, RunFiles, is_own, last_rounds
+from fedmend.records.run_folder import CHOSEN_BY, FEW, RunFiles, is_own, last_rounds
 from fedmend.report.kinds import shown_as
 from fedmend.report.metric_figures import Metric
 from fedmend.report.parts import Part
@@ -139,7 +139,7 @@ def at_sites(run: RunFiles) -> Section:
     caption = f"The final model on the {run.split} split of each site; means are over the classes measured there"
     words = (
         "Sites with other classes have other means: compare a site with itself over time, and classes with classes. "
-        f"A class is held back where a site has 1 to {FEWEST - 1} samples with it or without it."
+        f"A class is held back where a site has {FEW}."
     )
     return section("at-sites", "The model at each site", table(caption, head, rows), f'<p class="fine">{words}</p>')
 
