@@ -197,7 +197,7 @@ def _classes_in(
     """Column → its class, or the column ``label`` alone; and all classes."""
     if "label" in header:
         classes = classes or label_names((record["label"] for _, record in rows), file)
-        got = len(classes) or "blanks alone"
+        got = len(classes) or ("blanks alone" if rows else "no row")
         need(1 <= len(classes) <= MOST_CLASSES, f"{file}, column label", f"names of 1 to {MOST_CLASSES} classes", got)
         return {"label": "label"}, classes
     columns = class_columns([name for name in header if name not in _OTHER], classes, file)

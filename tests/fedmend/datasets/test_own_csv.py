@@ -256,6 +256,12 @@ def test_a_table_that_cannot_be_used_is_refused(table, tmp_path, header, row, se
     assert not (tmp_path / "out").exists()
 
 
+def test_a_table_that_is_only_a_header_is_not_said_to_have_blanks(tmp_path):
+    (tmp_path / "labels.csv").write_text("image,label\n")
+    with refused("labels.csv, column label: expected names of 1 to 200 classes, got no row"):
+        prepare(tmp_path / "labels.csv", tmp_path / "out", choices=CHOICES)
+
+
 @pytest.mark.parametrize(
     ("header", "row", "classes"),
     [
