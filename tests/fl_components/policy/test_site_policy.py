@@ -156,15 +156,9 @@ def test_the_guard_names_every_field_and_what_counts_it(copy):
         == (field.shape, field.dtype, field.low, field.high)
         for told, field in ((fields[name], field) for name, field in report_fields().items())
     )
-    assert guard["args"]["counts"] == {
-        "centroids": "centroid_counts",
-        "class_loss": "class_count",
-        "group_counts": "group_people",
-        "head_biases": "head_counts",
-        "head_weights": "head_counts",
-        "prototypes": "prototype_counts",
-        "relation": "relation_count",
-    }
+    counts = guard["args"]["counts"]
+    assert counts == {name: field.counted_by for name, field in report_fields().items() if field.counted_by}
+    assert counts["prototypes"] == "prototype_counts"
 
 
 def test_what_only_comparisons_need_are_baselines_and_the_fields_that_no_other_method_reports():
