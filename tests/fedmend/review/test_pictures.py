@@ -119,14 +119,16 @@ def problem_of(card, image):
     return picture_problem(caught.value)
 
 
-@pytest.mark.parametrize("image", ["../a.png", "b/../../a.png", "/etc/hostname", "/a.png", "v.nii#../../a.png"])
+@pytest.mark.parametrize(
+    "image", ["../a.png", "b/../../a.png", "/etc/hostname", "/a.png", "v.nii#../../a.png", "a\0.png"]
+)
 def test_a_path_that_leaves_the_image_root_is_refused(tmp_path, image):
     write_png(tmp_path / "a.png")
     (tmp_path / "root" / "b").mkdir(parents=True)
     assert problem_of(card_of(tmp_path / "root"), image) == "expected a path below image_root, got another"
 
 
-@pytest.mark.parametrize("image", ["gone.png", "a\0.png", ".", "folder"])
+@pytest.mark.parametrize("image", ["gone.png", ".", "folder"])
 def test_an_image_that_vanished_is_one_sentence(tmp_path, image):
     (tmp_path / "folder").mkdir()
     assert problem_of(card_of(tmp_path), image) == GONE

@@ -15,12 +15,13 @@ from fedmend.data.tables import write_table
 from fedmend.site.config import read_site_config
 from fedmend.site.privacy import Account, Privacy
 
+FEDIA = "fedmend.methods.fedia.FedIA"
 UNREADABLE = "expected a PNG or JPEG picture, got a corrupt or truncated file (UnidentifiedImageError)"
 
 
 def test_a_card_of_another_task_than_the_method_learns_from_is_refused(site, job, tmp_path):
     assert found("site card", site, job=job) == ["ok    site card: multilabel, 3 classes, splits train"]
-    other = make_job(tmp_path / "ms", method="fedmend.methods.fedia.FedIA")
+    other = make_job(tmp_path / "ms", method=FEDIA)
     assert found("site card", site, job=other) == [
         "fail  site card: site.json, field task: expected 'segmentation' for the method of the job, got 'multilabel'"
     ]
@@ -287,7 +288,7 @@ def test_lesions_that_vanish_at_the_size_of_the_job_are_a_warning(tmp_path, site
         test=[lesion(small, shape=(16, 16, 4))],
     )
     assert found("lesions", volumes)[0] == "ok    lesions: 4 of 4 lesions are left at 256 pixels"
-    job = make_job(tmp_path / "small", classes=["lesion"], method="fedmend.methods.fedia.FedIA", image_size=4)
+    job = make_job(tmp_path / "small", classes=["lesion"], method=FEDIA, network="unet", image_size=4)
     assert found("lesions", volumes, job=job) == [
         "warn  lesions: 2 of 4 lesions are left at 4 pixels",
         "        train: 2 of 3 lesions, 2 of 3 slices with lesion",
@@ -348,7 +349,7 @@ def test_disk_space_is_compared_with_what_the_stores_of_a_site_take(kit, job, tm
 def test_volumes_take_three_bytes_a_pixel(kit, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(0.5012e9))  # two bytes a pixel would fit
     volumes = make_volume_site(tmp_path / "volumes")
-    job = make_job(tmp_path / "big", classes=["lesion"], method="fedmend.methods.fedia.FedIA", image_size=200)
+    job = make_job(tmp_path / "big", classes=["lesion"], method=FEDIA, network="unet", image_size=200)
     assert found("disk", volumes, kit=kit, job=job) == [
         "fail  disk: expected 0.0 GB in cache_dir and 0.5 GB in state_dir (12 images of 200 pixels), got 0.5 GB"
     ]
