@@ -226,29 +226,34 @@ def test_an_account_that_a_restore_has_put_right_is_taken_and_says_what_it_lacks
     assert json.loads(file.read_text())["spent"] == [[2.0, 0.1, steps]]
 
 
-def test_what_a_site_spent_without_its_account_is_added_to_that_of_the_backup_once(kit, tmp_path):
+@pytest.fixture
+def lost(kit, tmp_path):
+    """The promise of a site that spent some of it and lost its ``state_dir`` after a backup into ``copy``."""
     pytest.importorskip("opacus")
-    state, privacy = tmp_path / "state", Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
-    Account(state, "site-1", privacy, 50).spend(0.1, 5)
+    privacy = Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
+    Account(tmp_path / "state", "site-1", privacy, 50).spend(0.1, 5)
     backup(kit, tmp_path / "copy")
-    shutil.rmtree(state)
-    Account(state, "site-1", privacy, 50).spend(0.1, 7)
-    assert "account of the privacy spent: the sum of both, as each knows what the other does not" in restore(
-        tmp_path / "copy", kit
-    )
+    shutil.rmtree(tmp_path / "state")
+    return privacy
+
+
+def account(state):
+    return json.loads((state / ".privacy" / "site-1.json").read_text())["spent"]
+
+
+def test_what_a_site_spent_without_its_account_is_added_to_that_of_the_backup_once(kit, tmp_path, lost):
+    Account(tmp_path / "state", "site-1", lost, 50).spend(0.1, 7)
+    said = restore(tmp_path / "copy", kit)
+    assert "account of the privacy spent: the sum of both, as each knows what the other does not" in said
     restore(tmp_path / "copy", kit)
-    assert json.loads((state / ".privacy" / "site-1.json").read_text())["spent"] == [[2.0, 0.1, 42]]
+    assert account(tmp_path / "state") == [[2.0, 0.1, 42]]
 
 
-def test_a_backup_that_is_put_back_after_everything_was_lost_fits_its_mark(kit, tmp_path):
-    pytest.importorskip("opacus")
-    state, privacy = tmp_path / "state", Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
-    Account(state, "site-1", privacy, 50).spend(0.1, 5)
-    backup(kit, tmp_path / "copy")
-    shutil.rmtree(state)
+def test_a_backup_that_is_put_back_after_everything_was_lost_fits_its_mark(tmp_path, lost):
+    state = tmp_path / "state"
     shutil.copytree(tmp_path / "copy" / "state", state)  # by hand
-    Account(state, "site-1", privacy, 50).spend(0.1, 5)
-    assert json.loads((state / ".privacy" / "site-1.json").read_text())["spent"] == [[2.0, 0.1, 40]]
+    Account(state, "site-1", lost, 50).spend(0.1, 5)
+    assert account(state) == [[2.0, 0.1, 40]]
 
 
 def test_a_damaged_backup_one_of_another_site_and_a_running_site_are_refused(kit, tmp_path):
