@@ -283,7 +283,7 @@ class SiteWorker:
             try:
                 left()
             except FedMendError as e:
-                LOG.warning("%s: no %s of the final model: %s", site.name, left.__name__, e)
+                LOG.warning("%s: no %s for a review: %s", site.name, left.__name__, e)
             except Stopped:
                 raise
             except Exception as e:

@@ -475,7 +475,7 @@ def test_what_the_final_model_makes_of_training_images_is_not_said_to_the_server
         task = RoundTask("evaluate", 3, 3, seed=7, training=False)
         result = site.ask("evaluate", task, global_model(), evaluate=True)
     assert (result.error, result.counts) == ("", {})
-    assert "site-1: no opinions of the final model: site-1: expected finite scores" in caplog.text
+    assert "site-1: no opinions for a review: site-1: expected finite scores" in caplog.text
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full", "PATIENT-4711.png"), ValueError("PATIENT-4711")])
