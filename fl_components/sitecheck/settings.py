@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedmend.errors import FedMendError, not_installed
+from fedmend.labels import SEGMENTATION
 from fl_components.job.reading import refuse_baseline
 from fl_components.kit_state import check_state
 from fl_components.run.start import check_paths
@@ -147,8 +148,9 @@ def limits(site: CheckedSite) -> Result:
     method = site.job.method()(**site.job.method_part.args)
     check_fields_wanted(site.name, config, method.FIELDS)
     check_order(site.name, config, RoundTask("", 0, run["num_rounds"]), asked.get("local_epochs", 1))
-    step = step_bytes(run["network"], len(run["classes"]), *Inputs.of(asked).step(asked["batch_size"]))
-    check_step(site.name, config, device_of(site.name, config.gpu), step)
+    step = Inputs.of(asked).step(asked["batch_size"])
+    need = step_bytes(run["network"], len(run["classes"]), *step, masks=SEGMENTATION in method.KINDS)
+    check_step(site.name, config, device_of(site.name, config.gpu), need)
     if config.privacy:
         check_bearable(site.name, method, run["network"], decay=asked.get("decay", "coupled"))
         if find_spec("opacus") is None:

@@ -28,16 +28,24 @@ HALF = 0.5  # on a GPU most of what is kept is in bfloat16
 MODELS = 6  # copies of the weights: the model, its gradient, Adam's two moments, a teacher, what was received
 
 
-def step_bytes(network: str, num_classes: int, images: int, shape: Sequence[int]) -> int:
+def step_bytes(network: str, num_classes: int, images: int, shape: Sequence[int], masks: bool | None = None) -> int:
     """Estimated memory of a training step in float32, of a batch of ``images`` of a ``shape``: rows and columns, before
     them the slices of a patch.
+
+    Args:
+        network: name of the job's network.
+        num_classes: its classes.
+        images: of a batch.
+        shape: of each.
+        masks: whether the job learns masks, which needs a network with logits for each pixel; None: not known.
 
     Returns:
         Bytes: the weights :data:`MODELS` times, the images twice, all tensors kept for the backward pass, and twice the
         largest of these, for the gradients on their way.
 
     Raises:
-        FedMendError: unknown network, or one that cannot be built, or cannot take images of this size, without numbers.
+        FedMendError: unknown network, or one that cannot be built, or cannot take images of this size, without numbers,
+            or one for masks in a job with labels, or the reverse.
     """
     kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address comes twice
     try:
@@ -55,6 +63,7 @@ def step_bytes(network: str, num_classes: int, images: int, shape: Sequence[int]
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             outputs = model(batch)
+            of_pixels = outputs[1].ndim > 2
     except FedMendError:
         raise
     except Exception as e:  # libraries raise many types, e.g. for a pooling of 7 x 7 on a map of 2 x 2
@@ -63,6 +72,11 @@ def step_bytes(network: str, num_classes: int, images: int, shape: Sequence[int]
             f" images of {' x '.join(map(str, shape))} pixels in a trial without numbers, got {network}, which fails"
             f" with {type(e).__name__}"
         ) from None
+    if masks is not None and masks != of_pixels:
+        raise FedMendError(
+            f"job variable network: expected one for {'masks' if masks else 'labels'}, got {network:.60}, which is for"
+            f" {'masks' if of_pixels else 'labels'}"
+        )
     sizes = [storage.nbytes() for storage in kept.values()]
     held = sum(tensor.nbytes for tensor in model.state_dict().values())
     return MODELS * held + 2 * batch.nbytes + sum(sizes) + 2 * max(sizes, default=0) + sum(o.nbytes for o in outputs)

@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-from torch import nn
-
 from fedmend.data.card import SiteCard
 from fedmend.data.inputs import Inputs
 from fedmend.data.site import Split, check_samples
@@ -12,7 +9,7 @@ from fedmend.data.slices import VolumeSplit
 from fedmend.errors import FedMendError
 from fedmend.labels import SEGMENTATION
 from fedmend.learning.network_names import STUDY, VOLUME, plain_name
-from fedmend.learning.networks import TIMM, build_network
+from fedmend.learning.networks import TIMM
 from fedmend.method import LocalMethod
 from fedmend.preprocessing import MODALITIES, Preprocessing
 
@@ -74,21 +71,9 @@ def check_preparation(
             f"{card.site}: job variables network, study_slices: expected slices for a network behind {STUDY} and"
             f" for no other, got {network:.60} and {inputs.study_slices}"
         )
-    if _learns_masks(network, len(card.classes)) == (card.kind != SEGMENTATION):
-        words = "for masks" if card.kind == SEGMENTATION else "for labels"
-        raise FedMendError(f"{card.site}: job variable network: expected one {words}, got {network:.60}")
     if scaling[0] and (card.kind == SEGMENTATION or plain_name(network).startswith(TIMM)):
         got = "volumes" if card.kind == SEGMENTATION else network
         raise FedMendError(
             f"{card.site}: job variables pixel_mean, pixel_deviation: expected empty lists for volumes and for networks"
             f" of timm, which have their own scaling, got {list(scaling[0])}, {list(scaling[1])} for {got}"
         )
-
-
-def _learns_masks(network: str, num_classes: int) -> bool | None:
-    """Whether a network has a classifier of pixels; None: it has none of its own."""
-    with torch.device("meta"):
-        classifier = getattr(build_network(network, num_classes), "classifier", None)
-    if not isinstance(classifier, nn.Module):
-        return None
-    return any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in classifier.modules())

@@ -19,6 +19,7 @@ from fedmend.data.inputs import Inputs
 from fedmend.errors import FedMendError, check_variables, said_by
 from fedmend.fields import check_fields
 from fedmend.kinds import Kind, kind_of
+from fedmend.labels import SEGMENTATION
 from fedmend.learning.heads import REFIT, refit_report
 from fedmend.learning.inference import Stopped
 from fedmend.learning.local_norm import check_norm, keep_norm, put_norm
@@ -339,7 +340,7 @@ class SiteWorker:
         state_dir = config.state_dir / run.run_name / name
         sweep(state_dir)  # under the lock of the run
         state = StateStore(state_dir)
-        need = self._step_bytes(state, run)
+        need = self._step_bytes(state, run, card.kind == SEGMENTATION)
         check_step(name, config, device, need)
         how = {"max_unreadable": config.max_unreadable, "all_labels": chosen.all_labels}
         opening = chosen.inputs.opening(config.cache_dir, device, **how)
@@ -367,10 +368,10 @@ class SiteWorker:
             site.draw = secret_views
         return OpenSite(site, kind, card, kind.load_truth(card, data), private)
 
-    def _step_bytes(self, state: StateStore, run: RunSpec) -> int:
+    def _step_bytes(self, state: StateStore, run: RunSpec, masks: bool) -> int:
         """Estimated once in a run: PyTorch imports its compiler for it, which takes 2 seconds in each new process."""
         chosen = self._settings
-        step: dict[str, Any] = {"network": run.network, "num_classes": len(run.classes)}
+        step: dict[str, Any] = {"network": run.network, "num_classes": len(run.classes), "masks": masks}
         step |= dict(zip(("images", "shape"), chosen.inputs.step(chosen.batch_size), strict=True))
         known = state.load(STEP)
         if known is None or known["step"] != step:

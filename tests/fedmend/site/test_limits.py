@@ -98,6 +98,19 @@ def test_whatever_a_network_raises_without_numbers_becomes_one_sentence_that_nam
         step_bytes(network="one", num_classes=2, images=4, shape=(32, 32))
 
 
+@pytest.mark.parametrize("network", ["unet_narrow", "unet_twin", "segresnet"])
+def test_a_network_for_masks_is_refused_for_labels_and_taken_for_masks(network):
+    with refused(f"job variable network: expected one for labels, got {network}, which is for masks"):
+        step_bytes(network, num_classes=2, images=4, shape=(32, 32), masks=False)
+    assert step_bytes(network, num_classes=2, images=4, shape=(32, 32), masks=True) > 0
+
+
+def test_a_network_for_labels_is_refused_for_masks_and_taken_for_labels(one_layer):
+    with refused("job variable network: expected one for masks, got one, which is for labels"):
+        step_bytes(network="one", num_classes=2, images=4, shape=(32, 32), masks=True)
+    assert step_bytes(network="one", num_classes=2, images=4, shape=(32, 32), masks=False) > 0
+
+
 STEP = {"network": "one", "num_classes": 2, "images": 1000, "shape": (100, 100)}
 
 
@@ -181,6 +194,13 @@ def test_a_site_says_so_at_the_census_before_it_opens_anything(client, settings,
     result = site.ask("census", census_task())
     assert result.error.startswith(f"site-1: {words}")
     assert result.census == {}
+    assert not (site.folder / "cache").exists()
+
+
+def test_a_site_with_labels_refuses_a_network_for_masks_at_the_census(client):
+    site = client()
+    site.run = dataclasses.replace(site.run, network="unet_narrow")
+    assert "network: expected one for labels, got unet_narrow" in site.ask("census", census_task()).error
     assert not (site.folder / "cache").exists()
 
 

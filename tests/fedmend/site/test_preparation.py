@@ -1,7 +1,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 from factories import refused
 from result_factories import PREPARED
@@ -73,16 +72,3 @@ def test_a_method_for_one_class_of_masks_refuses_several_structures(tmp_path):
     with refused(f"site-1: {words}"):
         check_preparation(organs, "unet_narrow", ((), ()), Inputs(image_size=32), FedIA)
     check_preparation(organs, "unet_narrow", ((), ()), Inputs(image_size=32), ConDist)
-
-
-@pytest.mark.parametrize(
-    ("kind", "network", "words"),
-    [
-        ("multilabel", "unet", "one for labels"),
-        ("singlelabel", "unet_twin", "one for labels"),
-        (SEGMENTATION, "resnet18", "one for masks"),
-    ],
-)
-def test_a_network_for_the_other_kind_of_data_is_refused(tmp_path, kind, network, words):
-    with refused(f"site-1: job variable network: expected {words}, got {network}"):
-        check_preparation(card(tmp_path, kind=kind), network, ((), ()), Inputs(image_size=32), LocalMethod)

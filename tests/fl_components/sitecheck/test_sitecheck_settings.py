@@ -176,6 +176,12 @@ def test_a_site_with_privacy_needs_a_decay_that_noise_leaves_as_it_is_and_the_ac
     assert found("limits", kit=kit, job=job) == [f"fail  limits: {sentence}"]
 
 
+def test_a_network_for_masks_in_a_job_with_labels_is_found_before(kit, tmp_path):
+    job = make_job(tmp_path / "masks", network="unet_narrow")
+    sentence = "job variable network: expected one for labels, got unet_narrow, which is for masks"
+    assert found("limits", kit=kit, job=job) == [f"fail  limits: {sentence}"]
+
+
 def test_the_label_audit_has_no_limits(kit):
     assert found("limits", kit=kit, job=ROOT / "jobs" / "label_audit") == ["skip  limits: the job trains no model"]
 
