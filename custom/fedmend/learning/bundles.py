@@ -45,9 +45,9 @@ def library_names(model: nn.Module, network: str) -> dict[str, str]:
     """
     first = "first." if network.endswith(TWIN) else ""
     backbone, classifier = f"{first}backbone.", f"{first}classifier."
-    names = [name for name in model.state_dict() if name.startswith((backbone, classifier))]
     if getattr(model, "stages", ()):
-        return {name: name for name in names}
+        return {name: name for name in model.state_dict()}
+    names = [name for name in model.state_dict() if name.startswith((backbone, classifier))]
     head = f"{head_name(model, network)}."
     return {
         n: head + n.removeprefix(classifier) if n.startswith(classifier) else n.removeprefix(backbone) for n in names

@@ -13,9 +13,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from fedmend.errors import FedMendError, not_installed
 from fedmend.learning.monai_networks import MONAI, monai_network
-from fedmend.learning.network_names import STAGES, STUDY, VOLUME, plain_name
+from fedmend.learning.network_names import PROJECTED, STAGES, STUDY, VOLUME, plain_name
 from fedmend.learning.slice_pooling import of_studies, pooled
-from fedmend.learning.stage_features import StageClassifier, count_features, find_stages, stage_statistics
+from fedmend.learning.stage_features import projecting_stages, reading_stages, stage_statistics
 from fedmend.learning.twin_network import TwinNetwork
 from fedmend.learning.unet import BasicUNet
 from fedmend.learning.weights import load_initial
@@ -34,6 +34,7 @@ class Network(nn.Module):
         library_heads: what the names of the classifier begin with in the state dict of the library that the network
             comes from; empty: no library has weights for it.
         stages: modules of the backbone that the classifier reads beside the backbone's output.
+        projected: it reads them through ``projection`` (statistics of the stages, F) alone.
         of_studies: a sample is a study of several slices; False: it is an image.
     """
 
@@ -41,6 +42,8 @@ class Network(nn.Module):
     num_features: int
     library_heads: tuple[str, ...] = ()
     stages: Sequence[nn.Module] = ()
+    projected: bool = False
+    projection: Tensor
     of_studies: bool = False
     backbone: nn.Module
     classifier: nn.Module
@@ -54,7 +57,13 @@ class Network(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """(B, channels, H, W) → (B, F); where masks are learnt, (B, F, H, W)."""
         images = self.prepared(images)
-        return stage_statistics(self.backbone, self.stages, images) if self.stages else self.backbone(images)
+        return self.read(images, self.stages) if self.stages else self.backbone(images)
+
+    def read(self, images: Tensor, stages: Sequence[nn.Module], *, detached: bool = True) -> Tensor:
+        """(B, F) of prepared images and the network's stages; ``detached``: without a gradient to these."""
+        if not self.projected:
+            return stage_statistics(self.backbone, stages, images, detached=detached)
+        return stage_statistics(self.backbone, stages, images, detached=detached, scaled=True) @ self.projection
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, channels, H, W) → features (B, F) and logits (B, C); where masks are learnt, features (B, F, H, W) and
@@ -333,7 +342,8 @@ def build_network(network: str, num_classes: int) -> nn.Module:
 
     Args:
         network: a key of :data:`NETWORKS`, ``timm/`` and the name of one of timm's, or ``monai/`` and the name of one
-            of MONAI's; before it ``stages/``, ``study/`` or ``volume/`` (:mod:`fedmend.learning.network_names`).
+            of MONAI's; before it ``stages/``, ``projected/``, ``study/`` or
+            ``volume/`` (:mod:`fedmend.learning.network_names`).
         num_classes: C.
 
     Raises:
@@ -344,7 +354,9 @@ def build_network(network: str, num_classes: int) -> nn.Module:
     if network.startswith(STUDY):
         return of_studies(build_network(network.removeprefix(STUDY), num_classes), network)
     if network.startswith(STAGES):
-        return _reading_stages(build_network(network.removeprefix(STAGES), num_classes), network, num_classes)
+        return reading_stages(build_network(network.removeprefix(STAGES), num_classes), network, num_classes)
+    if network.startswith(PROJECTED):
+        return projecting_stages(build_network(network.removeprefix(PROJECTED), num_classes), network, num_classes)
     if network.startswith(TIMM):
         return TimmNetwork(network.removeprefix(TIMM), num_classes)
     if network.startswith(MONAI):
@@ -362,21 +374,6 @@ def _of_volumes(network: str, num_classes: int) -> nn.Module:
         return MonaiNetwork(network.removeprefix(MONAI), num_classes, dimensions=3)
     words = f"expected behind {VOLUME} a network of MONAI that learns masks, such as {MONAI}SegResNet"
     raise FedMendError(f"job variable network: {words}, got {network!r:.60}")
-
-
-def _reading_stages(network: Any, name: str, num_classes: int) -> nn.Module:
-    """The network with a classifier on all of its stages."""
-    known = isinstance(getattr(network, "classifier", None), nn.Linear) and not network.of_studies
-    stages = find_stages(network.backbone) if known else []
-    if not stages:
-        raise FedMendError(
-            f"job variable network: expected behind {STAGES} a network for labels with stages of convolutions, such as"
-            f" resnet18, densenet121 or timm/tf_efficientnet_lite0, got {name!r:.60}"
-        )
-    trained, network.num_features = network.num_features, count_features(network.backbone, stages, network.channels)
-    network.stages = stages
-    network.classifier = StageClassifier(trained, network.num_features - trained, num_classes)
-    return network
 
 
 def initial_network(network: str, classes: Sequence[str], seed: int, weights: str = "") -> nn.Module:

@@ -82,8 +82,8 @@ def weights_file(weights: str, network: str, app_dir: Path, weights_dir: Path, *
 def load_initial(model: nn.Module, network: str, file: str) -> None:
     """Puts the tensors of a file into an untrained network.
 
-    A file of torchvision, timm or MONAI sets the backbone and leaves the classifier as it is; a global model that
-    FedMend wrote, and a MONAI bundle, set all weights.
+    A file of torchvision, timm or MONAI sets the backbone, and leaves the classifier and a projection before it as they
+    are; a global model that FedMend wrote, and a MONAI bundle, set all weights.
 
     Args:
         model: of :func:`fedmend.learning.networks.build_network`.
@@ -104,7 +104,7 @@ def load_initial(model: nn.Module, network: str, file: str) -> None:
         names = {k: _OLD_DENSENET_NAME.sub(r"\1\2", k) for k in state if not k.startswith(heads)}
         state = {f"backbone.{new}": state[old] for old, new in names.items()}
     if not any(k.startswith("classifier.") for k in state):
-        state |= {k: v for k, v in own.items() if k.startswith("classifier.")}
+        state |= {k: v for k, v in own.items() if k.startswith(("classifier.", "projection"))}
     # A global model that FedMend wrote has floating tensors only; BatchNorm's counters keep their own value.
     state = {k: v for k, v in own.items() if not v.is_floating_point()} | state
     for name, tensor in own.items():

@@ -20,7 +20,6 @@ from fedmend.data.store import decode
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.learning.inference import chosen_device
-from fedmend.learning.stage_features import stage_statistics
 from fedmend.package.opened import OpenedPackage
 from fedmend.package.rows import IMAGES, file_name, read_rows
 
@@ -52,7 +51,7 @@ class _Logits(nn.Module):
         if not self.layers:
             return cast(Tensor, network(images)[1])
         # A solved classifier has its evidence in the stages, through which training lets no gradient.
-        features = stage_statistics(network.backbone, self._read, network.prepared(images), detached=False)
+        features = network.read(network.prepared(images), self._read, detached=False)
         return nn.functional.linear(features, network.classifier.weight, network.classifier.bias)
 
 

@@ -1,7 +1,7 @@
 """A package's network in the words of a MONAI configuration: built by its library, without FedMend.
 
-A classifier that reads all stages is in no library. It is said in a line of PyTorch around the library's network: hooks
-keep deviation and mean of each stage's map (:mod:`fedmend.learning.stage_features`).
+A classifier that reads all stages, or random sums over them, is in no library. It is said in a line of PyTorch around
+the library's network: hooks keep deviation and mean of each stage's map (:mod:`fedmend.learning.stage_features`).
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from fedmend.errors import FedMendError
 from fedmend.learning.bundles import head_name, plain_name
 from fedmend.learning.monai_networks import MONAI, monai_arguments
-from fedmend.learning.network_names import STAGES
+from fedmend.learning.network_names import PROJECTED, STAGES
 from fedmend.learning.networks import CHANNELS_PER_GROUP, TIMM, build_network
 
 _NARROW = {"conv1_t_size": 3, "conv1_t_stride": 2, "no_max_pool": True, "bias_downsample": False}
@@ -19,8 +19,10 @@ _WIDTHS = {"unet": [64, 128, 256, 512, 512, 64], "unet_narrow": [8, 16, 32, 64, 
 
 
 _MAPS = "kept.append(torch.std_mean(found.float(), dim=(2, 3), correction=0))"
-_STATISTICS = "part for deviation, mean in kept for part in (mean, deviation)"
-_FORWARD = f"network.classifier(torch.cat([network.backbone(images).float(), *({_STATISTICS})], 1))"
+_STATISTICS = "for deviation, mean in kept for part in (mean, deviation)"
+_READ = f"torch.cat([network.backbone(images).float(), *(part {_STATISTICS})], 1)"
+_SCALED = f"torch.nn.functional.layer_norm(part, part.shape[1:]) {_STATISTICS}"
+_PROJECTED = f"(network.backbone(images), torch.cat([{_SCALED}], 1).matmul(network.projection))[1]"
 
 
 def network_definition(network: str, num_classes: int) -> dict[str, Any]:
@@ -33,7 +35,7 @@ def network_definition(network: str, num_classes: int) -> dict[str, Any]:
     Raises:
         FedMendError: a network that no library has.
     """
-    if network.startswith(STAGES):
+    if network.startswith((STAGES, PROJECTED)):
         return _reading_stages(network, num_classes)
     plain = plain_name(network)
     if plain in _WIDTHS:
@@ -69,7 +71,11 @@ def network_definition(network: str, num_classes: int) -> dict[str, Any]:
 def _reading_stages(network: str, num_classes: int) -> dict[str, Any]:
     """The library's network, and around it the classifier on all of its stages."""
     model: Any = build_network(network, num_classes)
-    plain = network.removeprefix(STAGES)
+    plain, features = network.removeprefix(STAGES).removeprefix(PROJECTED), _READ
+    projection = []
+    if model.projected:
+        zeros = f"torch.zeros({', '.join(map(str, model.projection.shape))})"
+        features, projection = _PROJECTED, [f"network.register_buffer('projection', {zeros})"]
     backbone = network_definition(plain, num_classes)
     stages = [name for name, module in model.backbone.named_modules() if any(module is stage for stage in model.stages)]
     hooks = f"backbone.get_submodule(name).register_forward_hook(lambda module, given, found: {_MAPS})"
@@ -77,8 +83,9 @@ def _reading_stages(network: str, num_classes: int) -> dict[str, Any]:
         f"backbone.set_submodule({head_name(model, plain)!r}, torch.nn.Identity())",
         "network.add_module('backbone', backbone)",
         f"network.add_module('classifier', torch.nn.Linear({model.num_features}, {num_classes}))",
+        *projection,
         f"*({hooks} for name in {stages})",
-        f"setattr(network, 'forward', lambda images: (kept.clear(), {_FORWARD})[1])",
+        f"setattr(network, 'forward', lambda images: (kept.clear(), network.classifier({features}))[1])",
         "network",
     ]
     made = f"(lambda kept, network, backbone: [{', '.join(steps)}][-1])([], torch.nn.Module(), @backbone_def)"

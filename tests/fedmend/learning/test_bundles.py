@@ -30,6 +30,7 @@ def bundle(folder, state):
         "segresnet",
         "monai/DenseNet121",
         "stages/resnet_narrow",
+        "projected/resnet_narrow",
     ],
 )
 def test_a_bundle_sets_all_weights_of_a_new_run(tmp_path, network):

@@ -31,6 +31,55 @@ def test_features_are_the_output_then_mean_and_deviation_of_each_channel_of_each
     assert found.tolist() == [[4.0, 2.0, 1.0, 4.0, 2.0]]
 
 
+def test_scaled_statistics_have_mean_0_and_variance_1_over_the_channels_of_a_stage_and_no_output():
+    backbone = Backbone()
+    backbone.layer1, backbone.layer2 = nn.Identity(), nn.Conv2d(2, 2, 1, bias=False)
+    # means 1 and 5, deviations 1 and 3; the second stage gives the channels the other way round
+    images = torch.tensor([[[[0.0, 2.0]], [[2.0, 8.0]]]])
+    backbone.layer2.weight.data = torch.tensor([[0.0, 1], [1, 0]]).view(2, 2, 1, 1)
+    found = stage_statistics(backbone, find_stages(backbone), images, scaled=True)
+    assert found[0].tolist() == pytest.approx([-1, 1, -1, 1, 1, -1, 1, -1], abs=1e-4)
+
+
+def test_features_behind_projected_are_random_sums_of_the_scaled_statistics_of_the_run_s_seed():
+    one, other = (initial_network("projected/resnet_narrow", ("a", "b"), seed).eval() for seed in (1, 2))
+    images = torch.rand(3, 3, 32, 32)
+    features, logits = one(images)
+    scaled = stage_statistics(one.backbone, one.stages, one.prepared(images), scaled=True)
+    assert one.projection.shape == (2 * (16 + 32 + 64 + 128), 64)
+    assert torch.equal(features, scaled @ one.projection)
+    assert torch.equal(logits, one.classifier(features))
+    assert not torch.equal(one.projection, other.projection)
+    assert torch.equal(one.projection, get_weights(one)["projection"])
+
+
+@pytest.mark.parametrize("brightness", [0.1, 1, 100])
+def test_features_behind_projected_have_a_length_of_about_1_whatever_the_images_are(brightness):
+    model = initial_network("projected/resnet_narrow", ("a", "b"), 1).eval()
+    lengths = model(brightness * torch.rand(20, 3, 32, 32))[0].norm(dim=1)
+    assert lengths.min() > 0.6
+    assert lengths.max() < 1.5
+
+
+def test_training_behind_projected_moves_the_classifier_alone():
+    model = build_network("projected/resnet_narrow", 2)
+    model(torch.rand(4, 3, 32, 32))[1].square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == [
+        "classifier.weight",
+        "classifier.bias",
+    ]
+
+
+def test_weights_of_a_library_leave_the_projection_as_it_is(tmp_path):
+    plain, projected = (initial_network(name, ("a", "b"), 1) for name in ("resnet_narrow", "projected/resnet_narrow"))
+    file, before = tmp_path / "weights.pt", projected.projection.clone()
+    backbone = {k: v + 1 for k, v in get_weights(plain).items() if k.startswith("backbone.")}
+    torch.save(backbone, file)
+    load_initial(projected, "resnet_narrow", str(file))
+    assert torch.equal(projected.backbone.conv1.weight, plain.backbone.conv1.weight + 1)
+    assert torch.equal(projected.projection, before)
+
+
 def test_no_hook_is_left_behind_even_after_an_error():
     backbone = Backbone()
     with pytest.raises(RuntimeError):
@@ -101,13 +150,15 @@ def test_counting_features_leaves_batchnorm_as_it_was():
 def test_imagenet_weights_are_those_of_the_network_without_stages(tmp_path):
     file = tmp_path / "resnet18.pth"
     file.touch()
-    assert weights_file("imagenet", "stages/resnet18", tmp_path, tmp_path) == str(file)
+    for before in ("stages/", "projected/"):
+        assert weights_file("imagenet", f"{before}resnet18", tmp_path, tmp_path) == str(file)
 
 
-@pytest.mark.parametrize("network", ["unet_narrow", "segresnet", "unet_narrow_twin"])
-def test_a_network_for_masks_is_refused(network):
+@pytest.mark.parametrize("before", ["stages/", "projected/"])
+@pytest.mark.parametrize("network", ["unet_narrow", "segresnet", "unet_narrow_twin", "stages/resnet_narrow"])
+def test_a_network_for_masks_and_one_that_reads_its_stages_already_are_refused(network, before):
     with refused(
-        "job variable network: expected behind stages/ a network for labels with stages of convolutions, such as"
-        f" resnet18, densenet121 or timm/tf_efficientnet_lite0, got 'stages/{network}'"
+        f"job variable network: expected behind {before} a network for labels with stages of convolutions, such as"
+        f" resnet18, densenet121 or timm/tf_efficientnet_lite0, got '{before}{network}'"
     ):
-        build_network(f"stages/{network}", 1)
+        build_network(f"{before}{network}", 1)

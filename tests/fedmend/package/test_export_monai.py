@@ -30,6 +30,7 @@ NETWORKS = ["resnet_narrow_gn", "densenet121_gn", "unet_narrow_twin", "segresnet
 STAGES = [
     f"stages/{name}" for name in ("resnet_narrow_gn", "densenet121", "timm/tf_efficientnet_lite0", "monai/resnet10")
 ]
+PROJECTED = ["projected/resnet_narrow_gn", "projected/timm/tf_efficientnet_lite0"]
 
 
 def read_stages(network):
@@ -204,7 +205,7 @@ def test_a_name_is_no_markup_of_the_readme(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [*NETWORKS, "resnet18", "monai/resnet10", *STAGES])
+@pytest.mark.parametrize("network", [*NETWORKS, "resnet18", "monai/resnet10", *STAGES, *PROJECTED])
 def test_every_network_is_built_by_its_library_to_the_last_digit(network):
     from monai.bundle import ConfigParser
 
