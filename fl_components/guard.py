@@ -98,7 +98,7 @@ class ReportGuard(Filter):
             self._check_allowed(dxo.meta[KEY][REPORT], config, site)
             if config.privacy:
                 weights = dxo.data_kind == DataKind.WEIGHTS
-                check_withheld(parse_content(dxo.meta[KEY], f"{site}: ReportGuard"), weights=weights)
+                check_withheld(parse_content(dxo.meta[KEY], f"{site}: ReportGuard"), self._fields, weights=weights)
         except FedMendError as e:
             return self._sentence(e, fl_ctx)
         passed = dxo.to_shareable()

@@ -15,6 +15,7 @@ Report = Mapping[str, np.ndarray]
 GROUP_COUNTS, GROUP_PEOPLE = "group_counts", "group_people"  # fields of an evaluation
 # What a mean over enough samples still tells: weights can be made so that a feature fires for one image alone.
 OF_MEANS = "a mean over at least min_count samples; a server with weights made for it reads a single patient from it"
+OF_PRIVACY = "privacy"  # by which fields are allowed that are sums with the noise of differential privacy
 UNBOUNDED = 1e9  # no honest number of a report comes near it
 LARGEST = {"C": 1000, "R": 1001, "F": 8192, "G": 100, "K": 3000}  # letter → largest size of any run
 

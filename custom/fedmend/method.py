@@ -73,14 +73,13 @@ class Site:
     Attributes:
         name: site name. device: device of the model.
         data: :class:`fedmend.data.site.SiteData`; original labels are read-only.
-        ledger: repaired labels or masks.
-        state: small objects that outlive the task.
+        ledger: repaired labels or masks. state: small objects that outlive the task.
         batch_size: B of the local training. inference_batch: samples of an inference pass; 0: B.
         autocast: a GPU computes in bfloat16 where it can.
         stop: asked before every batch; True when the job was aborted.
-        evaluate_by: columns by which the site lets an evaluation count subgroups.
-        min_count: fewest people behind a number that leaves.
+        evaluate_by: columns of subgroups that an evaluation may count. min_count: fewest people behind a number.
         draw: what draws views; with differential privacy, one of numbers that the server cannot know.
+        add_up: sums up a row of numbers of each patient with noise; None: the site keeps no differential privacy.
     """
 
     name: str
@@ -95,6 +94,7 @@ class Site:
     evaluate_by: Sequence[str] = ()
     min_count: int = 5
     draw: Callable[[int, int, torch.Generator], Tensor] = draw_views
+    add_up: Callable[[Iterable[Tensor]], np.ndarray] | None = None
     _views: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def labels(self) -> np.ndarray:

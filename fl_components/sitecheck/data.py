@@ -231,14 +231,15 @@ def disk(site: CheckedSite) -> Result:
 
 def privacy(site: CheckedSite) -> Result:
     """What the site has spent of its privacy, and what the job will cost."""
-    from fedmend.site.private_site import PrivateSite
+    from fedmend.site.private_site import PrivateSite, of_sums
 
     if site.config is None or site.config.privacy is None:
         return Result(SKIP, "needs fedmend.json with privacy")
     if site.data is None or site.job is None or site.job.method_part is None:
         return Result(SKIP, "needs the images, and --job with one that trains")
-    asked = site.job.site
-    keeper = PrivateSite(site.name, site.config.privacy, site.config.state_dir, site.data.train, asked["batch_size"])
+    asked, policy, state_dir = site.job.site, site.config.privacy, site.config.state_dir
+    sums = of_sums(site.job.method()(**site.job.method_part.args))
+    keeper = PrivateSite(site.name, policy, state_dir, site.data.train, asked["batch_size"], sums=sums)
     return Result(OK, keeper.forecast(asked.get("local_epochs", 1), site.job.run["num_rounds"])[1])
 
 

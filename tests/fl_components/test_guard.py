@@ -340,6 +340,31 @@ def test_what_the_promise_does_not_cover_stays_whoever_made_it(private, leak, pa
     )
 
 
+def test_sums_with_noise_leave_a_site_with_differential_privacy_alone_and_with_its_promise(tmp_path):
+    """By the policy of the kits."""
+    (scope,) = json.loads((ROOT / "simulator_workspace" / "local" / "privacy.json").read_text())["scopes"]
+    (chosen,) = [c["args"] for c in scope["task_result_filters"] if c["path"].endswith("ReportGuard")]
+    told = {"class_sums": np.ones((4, 3), np.float32), "patients": np.ones(1, np.float32)}
+    learning = {"learning_degree": np.ones(2, np.float32)}
+    noise = {"clip": 1.0, "noise_multiplier": 1.5}
+    stays = "ReportGuard: privacy: expected report to stay at this site, got some"
+    without = "ReportGuard: expected class_sums to stay at this site, whose fedmend.json has no privacy"
+    for privacy, promise, report, error in (
+        (noise, PROMISE, told, ""),
+        (noise, {}, told, f"site-1: {stays}"),
+        (noise, PROMISE, told | learning, f"site-1: {stays}"),
+        (None, PROMISE, told, f"site-1: {without}"),
+    ):
+        write_settings(tmp_path, privacy=privacy)
+        here, leaving = (
+            Engine(tmp_path, "site-1").new_context(),
+            result(report=report, weights={}, loss=0.0, privacy=promise),
+        )
+        sent = ReportGuard(**chosen).process(FLModelUtils.to_shareable(pack_result(leaving)), here)
+        got = unpack_result(FLModelUtils.from_shareable(sent), "site-1")
+        assert (got.error, set(got.report)) == (error, set() if error else set(told))
+
+
 def test_the_label_audit_gets_no_counts_of_a_site_with_differential_privacy(private, caplog):
     counts = DXO(DataKind.STATISTICS, data={}).to_shareable()
     sent = ReportGuard(fields=FIELDS, counts={}).process(counts, private)

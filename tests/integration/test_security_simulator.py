@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from factories import ROOT, make_site_folder
-from simulation import fedmend, records
+from simulation import fedmend, lines, records
 
 pytestmark = pytest.mark.slow
 CLASSES = ("epidural", "subdural")
@@ -85,3 +85,21 @@ def test_what_the_server_keeps_names_no_patient_image_or_folder_either(workspace
     assert {"run.json", "report.html", "decisions.jsonl"} <= {f.name for f in files}
     for file in files:
         assert secrets(file.read_text(errors="replace"), home) == [], file
+
+
+def test_sites_with_differential_privacy_send_sums_once_through_their_guard(home):
+    words = ["network=projected/resnet_narrow", "weights=", "image_size=32", "batch_size=8"]
+    words += ['classes=["epidural","subdural"]', "phantom=null"]
+    settings = [f"data_root={home}/hospital/{{SITE_NAME}}", f"cache_dir={home}/cache", "max_unreadable=1"]
+    code, out = fedmend(
+        *("simulate", ROOT / "jobs" / "closed_form", "--variant", "private", "--workspace", home / "private"),
+        *("--threads", 2, "--sites", 2, "--set", *words),
+        *("--site", *settings, 'privacy={"clip":1,"noise_multiplier":1}'),
+        home=home,
+    )
+    assert code == 0, out
+    told = [line for line in lines(home / "private", "decisions.jsonl") if line["what"] == "privacy"]
+    assert [set(line["value"]) for line in told] == [set(SITES)]
+    assert 4 < told[0]["value"]["site-1"]["epsilon"] < 5
+    assert "PHANTOM" not in out
+    assert (records(home / "private") / "closed_form_private.fedmend").is_dir()

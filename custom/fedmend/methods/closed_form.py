@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from fedmend.averaging import CLASSIFIER, average_heads
 from fedmend.errors import FedMendError
@@ -37,30 +37,19 @@ from fedmend.fields import Field, Report
 from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 from fedmend.learning.heads import HEAD_FIELDS, RIDGE, head_report
 from fedmend.learning.inference import infer
-from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
+from fedmend.method import Federation, LocalMethod, RoundTask, Site, Workflow
 from fedmend.methods.shared.candidates import candidate_shares
 from fedmend.methods.shared.class_losses import check_counts, find_noisy_sites
 from fedmend.methods.shared.judging import HEADS, JUDGE, KNOWLEDGE, judged, judged_losses, keep_heads
 from fedmend.methods.shared.noisy_sites import FIELDS as LOSSES
 from fedmend.methods.shared.settings import Positive, Settings, one_of
+from fedmend.methods.shared.without_training import NoRound
 
 CANDIDATES = "candidates"  # a stage
 NEGATIVE, IGNORED = "negative", "ignored"
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
-class NoRound(Round):
-    """Nothing is trained."""
-
-    def loss(self, index: Tensor) -> Tensor:
-        """There is none.
-
-        Raises:
-            FedMendError: always.
-        """
-        raise FedMendError("method closed_form: expected a question about heads, got a training round")
-
-
 @dataclass(kw_only=True, eq=False)
 class ClosedForm(Settings, LocalMethod):
     """Client half of closed-form heads.

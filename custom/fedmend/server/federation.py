@@ -234,9 +234,9 @@ class RunningFederation(Federation):
         at_least: int = 0,
     ) -> dict[str, Answer]:
         asked = sorted(self.sites if sites is None else sites)
-        tasks = self._tasks(stage, asked, roles, knowledge, training=False)
         needed = self.census.fewest(asked, at_least or self._settings.needed(len(asked)))
-        results = self._ask(COLLECT, tasks, needed=needed)
+        results = self._ask(COLLECT, self._tasks(stage, asked, roles, knowledge, training=False), needed=needed)
+        self._log.spent(results, self._round + 1)
         return {site: Answer(result.report) for site, result in results.items()}
 
     def record(self, what: str, value: object) -> None:

@@ -197,6 +197,11 @@ class RunLog:
                 words = f"no site that annotates {', '.join(missing)} took part"
             LOG.warning("%sround %d: %s", self.prefix, round_num + 1, words)
 
+    def spent(self, results: Mapping[str, SiteResult], round_num: int) -> None:
+        """Notes what sites have spent of their privacy."""
+        if told := {site: dict(result.privacy) for site, result in results.items() if result.privacy}:
+            self.decision("privacy", told, round_num)
+
     def results(
         self, results: Mapping[str, SiteResult], round_num: int, stage: str, model: Mapping, seconds: float
     ) -> dict:
@@ -228,8 +233,7 @@ class RunLog:
             for name, value in measured["macro"].items():
                 if value is not None:
                     self._stream(f"{split}/{name}", value, round_num)
-        if private := {site: dict(result.privacy) for site, result in results.items() if result.privacy}:
-            self.decision("privacy", private, round_num + 1)
+        self.spent(results, round_num + 1)
         for site, result in results.items():
             if result.repairs:
                 done = round_num if stage == EVALUATE else round_num + 1  # a round repairs before it trains
@@ -253,8 +257,7 @@ class RunLog:
         return {site: self._census.kind.site_metrics(counts, FEWEST) for site, counts in counted.items()}
 
     def _keep_best(self, round_num: int, model: Mapping, *, whole: bool, splits: Sequence[str]) -> None:
-        """Keeps the model if it is the best so far. Where too few classes can choose, the last one that was evaluated
-        for itself (``whole``) is; the final one is the last of them."""
+        """Keeps the best model so far; where too few classes can choose, the last evaluated for itself (``whole``)."""
         split = self._census.choosing_split
         if split not in splits or (round_num == 0 and not self._warm_start) or self._untrained:
             return  # an untrained model may be the luckiest one of a small split

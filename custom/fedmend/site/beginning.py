@@ -11,9 +11,9 @@ from fedmend.method import Site
 from fedmend.repairs.ledger import FIRST
 from fedmend.repairs.site_run import OPENED, STAMPS
 from fedmend.site.data_marks import NOTED
-from fedmend.site.limits import TASKS
+from fedmend.site.limits import STEP, TASKS
 
-RUN, STEP = "run", "training_step"  # in the site's state: mark of the run, memory that a step needs
+RUN = "run"  # in the site's state: mark of the run
 LOG = logging.getLogger("fedmend.executor")
 KEPT = (RUN, STEP, OPENED, STAMPS, NOTED, TASKS)  # of the site and its data, whichever run it is
 

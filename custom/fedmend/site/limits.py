@@ -5,7 +5,7 @@ up what the backward pass will need. ``docs/your_data.md`` says how near it come
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -13,6 +13,7 @@ import torch
 
 from fedmend.basics.state import StateStore
 from fedmend.errors import FedMendError
+from fedmend.fields import OF_PRIVACY, Field
 from fedmend.learning.heads import HEAD_FIELDS, REFIT
 from fedmend.learning.networks import build_network
 from fedmend.messages import CENSUS, COLLECT, TRAIN, Question
@@ -22,7 +23,7 @@ from fedmend.site.devices import free_bytes
 from fedmend.site.gpu_settings import BF16, GB
 
 HOUR = 3600  # seconds
-TASKS = "tasks"  # under which a run's state keeps their numbers
+TASKS, STEP = "tasks", "training_step"  # in a run's state: numbers of tasks, memory that a step needs
 REPEATS = 2  # a run that is interrupted repeats rounds
 HALF = 0.5  # on a GPU most of what is kept is in bfloat16
 MODELS = 6  # copies of the weights: the model, its gradient, Adam's two moments, a teacher, what was received
@@ -82,6 +83,24 @@ def step_bytes(network: str, num_classes: int, images: int, shape: Sequence[int]
     return MODELS * held + 2 * batch.nbytes + sum(sizes) + 2 * max(sizes, default=0) + sum(o.nbytes for o in outputs)
 
 
+def known_step_bytes(state: StateStore, step: Mapping[str, Any]) -> int:
+    """:func:`step_bytes`, estimated once in a run: PyTorch imports its compiler for it, which takes 2 seconds in each
+    new process.
+
+    Args:
+        state: of the run at the site.
+        step: arguments of that function.
+
+    Raises:
+        FedMendError: as there.
+    """
+    known = state.load(STEP)
+    if known is None or known["step"] != step:
+        known = {"step": dict(step), "bytes": step_bytes(**step)}
+        state.save(STEP, known)
+    return known["bytes"]
+
+
 def check_step(name: str, config: SiteConfig, device: torch.device, need: float) -> None:
     """Refuses a job whose training step needs more memory, ``need`` bytes by :func:`step_bytes`, than it gets.
 
@@ -101,7 +120,7 @@ def check_step(name: str, config: SiteConfig, device: torch.device, need: float)
         )
 
 
-def check_question(name: str, config: SiteConfig, question: Question, epochs: int, fields: Collection[str]) -> None:
+def check_question(name: str, config: SiteConfig, question: Question, epochs: int, fields: Mapping[str, Field]) -> None:
     """Refuses what the site takes no part in, before any data are opened.
 
     Args:
@@ -152,12 +171,17 @@ def check_federation(name: str, config: SiteConfig, sites: Sequence[str]) -> Non
         raise FedMendError(f"{name}: expected to train together with others, at least {limit}, got {len(sites)}")
 
 
-def check_fields_wanted(name: str, config: SiteConfig, fields: Collection[str]) -> None:
-    """Refuses a job whose method reports one of ``fields`` that the site lets nobody have.
+def check_fields_wanted(name: str, config: SiteConfig, fields: Mapping[str, Field]) -> None:
+    """Refuses a job whose method reports one of ``fields`` that the site lets nobody have, or sums with the noise of a
+    privacy that it does not keep.
 
     Raises:
-        FedMendError: names them.
+        FedMendError: names them, or the setting.
     """
+    if not config.privacy and any(field.allowed_by == OF_PRIVACY for field in fields.values()):
+        raise FedMendError(
+            f"{name}: local/{CONFIG_NAME}, field privacy: expected a policy for a job of sums with noise, got none"
+        )
     if refused := sorted({*fields} & {*config.refuse_fields}):
         without = f"without the report fields that this site keeps (refuse_fields of its {CONFIG_NAME})"
         raise FedMendError(f"{name}: expected a method {without}, got one that reports {', '.join(refused)}")

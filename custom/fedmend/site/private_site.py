@@ -4,6 +4,8 @@ The promise is in :mod:`fedmend.site.privacy`, the noisy steps in :mod:`fedmend.
 """
 
 import logging
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from torch import nn
 from fedmend.data.augment import views_of
 from fedmend.data.site import Split
 from fedmend.errors import FedMendError
+from fedmend.fields import OF_PRIVACY, Field
+from fedmend.learning.network_names import PROJECTED
 from fedmend.learning.networks import NETWORKS, build_network
 from fedmend.learning.patient_steps import PatientSteps, patients_of
 from fedmend.learning.system_random import SystemRandom
@@ -26,6 +30,7 @@ WITHHELD = (
     "privacy: expected a task that this site could do, it failed and the job ends here; why is in the log of this site"
     " and stays there"
 )
+WHOLE = (1.0, 1)  # sampling rate and steps of a sum over all patients
 LOG = logging.getLogger("fedmend.executor")
 
 
@@ -38,14 +43,22 @@ class PrivateSite:
         state_dir: where its account is.
         train: training split.
         batch_size: of the job.
+        sums: whether a round of the job is one sum over all patients, and no steps of a training.
 
     Raises:
         FedMendError: as :class:`fedmend.site.privacy.Account`.
     """
 
-    def __init__(self, site: str, privacy: Privacy, state_dir: Path, train: Split, batch_size: int):
+    def __init__(
+        self, site: str, privacy: Privacy, state_dir: Path, train: Split, batch_size: int, *, sums: bool = False
+    ):
         patients = patients_of(train.table)
-        self.steps = PatientSteps(privacy, patients, batch_size)
+        self.steps, self._noise, self._sums = (
+            PatientSteps(privacy, patients, batch_size),
+            privacy.noise_multiplier,
+            sums,
+        )
+        self._released: dict[str, float] = {}
         self._site, self._account = site, Account(state_dir, site, privacy, len(patients))
         unit = "patient" if any(train.table.patients) else "study" if train.table.slices else "image"
         self._words = f"(delta {self._account.delta:.3g}, the unit is one {unit}, all jobs of this site so far)"
@@ -67,16 +80,45 @@ class PrivateSite:
         Raises:
             OverBudget: not even a round is left.
         """
-        account, steps = self._account, self.steps.per_epoch * epochs
-        account.check(account.epsilon(self.steps.rate, steps))
-        now, then = account.epsilon(), account.epsilon(self.steps.rate, steps * rounds)
+        account = self._account
+        rate, steps = WHOLE if self._sums else (self.steps.rate, self.steps.per_epoch * epochs)
+        account.check(account.epsilon(rate, steps))
+        now, then = account.epsilon(), account.epsilon(rate, steps * rounds)
         return now, f"epsilon {now}, after this job {then} {self._words}"
 
     def spend(self, epochs: int) -> dict[str, float]:
         """Writes the steps of a round of ``epochs`` into the account, before them; returns what the server learns."""
-        epsilon = self._account.spend(self.steps.rate, self.steps.per_epoch * epochs)
+        return self._spend(self.steps.rate, self.steps.per_epoch * epochs)
+
+    def _spend(self, rate: float, steps: int) -> dict[str, float]:
+        epsilon = self._account.spend(rate, steps)
         LOG.info("%s: privacy: epsilon %s with this round %s", self._site, epsilon, self._words)
         return self._account.told(epsilon)
+
+    def add_up(self, rows: Iterable[torch.Tensor]) -> np.ndarray:
+        """The sum of a row of numbers for each patient, with noise, written into the account before: the Gaussian
+        mechanism (Dwork and Roth 2014, appendix A) on all patients, once.
+
+        Args:
+            rows: (D,) for each patient, of a length of at most 1: a longer one is shortened, one that is not finite
+                counts as none. A row must depend on its own patient alone.
+
+        Returns:
+            (D,) float64, with noise of the standard deviation ``noise_multiplier`` on each number.
+        """
+        told = self._spend(*WHOLE)
+        total = np.zeros(1)  # as long as a row from the first one on
+        for row in rows:
+            length = float(row.double().norm())
+            numbers = row.double().cpu().numpy()
+            total = total + (numbers / max(length, 1.0) if math.isfinite(length) else np.zeros_like(numbers))
+        self._released = told
+        return total + self._noise * SystemRandom().normal(len(total))
+
+    def released(self) -> dict[str, float]:
+        """What the server learns of the promise beside sums of this task; empty: none were made. Asked for once."""
+        told, self._released = self._released, {}
+        return told
 
 
 def secret_views(samples: int, views: int, _: torch.Generator) -> torch.Tensor:
@@ -87,6 +129,11 @@ def secret_views(samples: int, views: int, _: torch.Generator) -> torch.Tensor:
     """
     numbers = SystemRandom().uniform(4 * views * samples).astype(np.float32)
     return views_of(torch.from_numpy(numbers).view(4, views, samples))
+
+
+def of_sums(method: LocalMethod) -> bool:
+    """Whether all that a method reports is made of :meth:`PrivateSite.add_up`."""
+    return bool(method.FIELDS) and all(field.allowed_by == OF_PRIVACY for field in method.FIELDS.values())
 
 
 def check_bearable(site: str, method: LocalMethod, network: str, *, decay: str = "coupled") -> None:
@@ -100,13 +147,18 @@ def check_bearable(site: str, method: LocalMethod, network: str, *, decay: str =
 
     Raises:
         FedMendError: a method whose loss or reports use other patients, a network with BatchNorm or dropout, or a decay
-            that asks which rows have a gradient: with noise, all of them have one.
+            that asks which rows have a gradient: with noise, all of them have one. A method of sums with another
+            network than one whose features have a length of about 1, which noise would drown or a limit cut.
     """
     where = f"{site}: local/fedmend.json, field privacy"
+    if of_sums(method):
+        if not network.startswith(PROJECTED):
+            raise FedMendError(f"job variable network: expected {PROJECTED}NAME for sums with noise, got {network:.60}")
+        return
     if not method.patients_apart or method.FIELDS:  # what it would report are numbers without noise
         raise FedMendError(
             f"{where}: expected a job of federated averaging in which patients count one by one (variant"
-            f" fedavg_private), got {type(method).__name__}"
+            f" fedavg_private), or closed_form with its variant private, got {type(method).__name__}"
         )
     if decay == "supervised":
         raise FedMendError(
@@ -127,26 +179,38 @@ def check_bearable(site: str, method: LocalMethod, network: str, *, decay: str =
         )
 
 
-def withhold(result: SiteResult) -> SiteResult:
-    """What of an answer may leave under the promise: the noisy weights, sizes that count as known, and the promise.
+def withhold(result: SiteResult, fields: Mapping[str, Field]) -> SiteResult:
+    """What of an answer may leave under the promise: the noisy weights or sums, sizes that count as known, and the
+    promise.
 
-    Numbers computed from patients stay: mean loss, evaluation counts, repairs, report. In the census, positives per
-    class become 1 for each class that has a column.
+    Numbers computed from patients stay: mean loss, evaluation counts, repairs, other reports. In the census, positives
+    per class become 1 for each class that has a column.
+
+    Args:
+        result: the answer.
+        fields: that the method may report; of these, sums with noise leave.
     """
     census = dict(result.census)
     if census:
         census["positives"] = census["annotated"].astype(np.int64)
         census |= {name: {"train": census[name]["train"]} for name in ("sizes", "data")}
-    return replace(result, loss=0.0, report={}, counts={}, repairs={}, census=census)
+    return replace(result, loss=0.0, report=_sums(result, fields), counts={}, repairs={}, census=census)
 
 
-def check_withheld(result: SiteResult, *, weights: bool) -> None:
+def _sums(result: SiteResult, fields: Mapping[str, Field]) -> dict[str, np.ndarray]:
+    """The part of a report that is made of sums with noise; none without the promise."""
+    own = result.report if result.privacy else {}
+    return {name: value for name, value in own.items() if fields[name].allowed_by == OF_PRIVACY}
+
+
+def check_withheld(result: SiteResult, fields: Mapping[str, Field], *, weights: bool) -> None:
     """Refuses an answer, with ``weights`` or without, that has more in it than :func:`withhold` leaves.
 
     Raises:
         FedMendError: names the first part.
     """
-    parts = {"loss": result.loss, "report": result.report, "counts": result.counts, "repairs": result.repairs}
+    parts: dict[str, object] = {"loss": result.loss, "counts": result.counts, "repairs": result.repairs}
+    parts["report"] = set(result.report) - set(_sums(result, fields))
     parts["weights without noise"] = weights and not result.privacy
     if result.census:
         parts["positives"] = (result.census["positives"] != result.census["annotated"]).any()

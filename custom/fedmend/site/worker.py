@@ -33,17 +33,17 @@ from fedmend.phantoms.sites import PhantomSpec, phantom_spec
 from fedmend.repairs.site_run import GALLERY_NAME, LEDGER_NAME, OPINIONS, save_opened, take_over_verdicts
 from fedmend.repairs.verdicts import verdict_counts
 from fedmend.site import own_results
-from fedmend.site.beginning import STEP, begin
+from fedmend.site.beginning import begin
 from fedmend.site.config import SiteConfig
 from fedmend.site.data_marks import data_marks
 from fedmend.site.devices import RESIDENT, device_of, free_bytes, inference_batch, prepare, with_resident_images
 from fedmend.site.folder import site_folder
 from fedmend.site.gpu_settings import BF16
-from fedmend.site.limits import Clock, check_question, check_step, count_task, step_bytes
+from fedmend.site.limits import Clock, check_question, check_step, count_task, known_step_bytes
 from fedmend.site.own_results import OwnResults
 from fedmend.site.preparation import check_preparation, preprocessing_of
 from fedmend.site.privacy import OverBudget
-from fedmend.site.private_site import WITHHELD, PrivateSite, check_bearable, secret_views, withhold
+from fedmend.site.private_site import WITHHELD, PrivateSite, check_bearable, of_sums, secret_views, withhold
 from fedmend.site.unexpected import log_unexpected
 
 LOG = logging.getLogger("fedmend.executor")
@@ -181,7 +181,7 @@ class SiteWorker:
                 if not stop():  # the hours are over, which is said in a sentence
                     self._clock.check(name, config)
                 raise
-            return withhold(result) if config.privacy else result
+            return withhold(result, self._method.FIELDS) if config.privacy else result
 
     def _work_in_silence(
         self, name: str, question: Question, config: SiteConfig, stop: Callable[[], bool]
@@ -242,6 +242,9 @@ class SiteWorker:
         elif asked == COLLECT:
             solving = task.stage == REFIT
             result.report = dict(refit_report(method, model, site) if solving else method.collect(model, task, site))
+            if private and (told := private.released()):
+                result.privacy = told
+                site.ledger.leave_mark()
         elif asked == EVALUATE and not private:
             self._leave_for_review(opened, model, run, config)
         result.repairs, result.ledger_mark = dict(kind.repairs(site, opened.truth)), site.ledger.mark()
@@ -340,7 +343,9 @@ class SiteWorker:
         state_dir = config.state_dir / run.run_name / name
         sweep(state_dir)  # under the lock of the run
         state = StateStore(state_dir)
-        need = self._step_bytes(state, run, card.kind == SEGMENTATION)
+        images, shape = chosen.inputs.step(chosen.batch_size)
+        step = {"network": run.network, "num_classes": len(run.classes), "images": images, "shape": shape}
+        need = known_step_bytes(state, {**step, "masks": card.kind == SEGMENTATION})
         check_step(name, config, device, need)
         how = {"max_unreadable": config.max_unreadable, "all_labels": chosen.all_labels}
         opening = chosen.inputs.opening(config.cache_dir, device, **how)
@@ -364,20 +369,10 @@ class SiteWorker:
         save_opened(state, card, run.classes, opening, data.train)
         private = None
         if config.privacy:
-            private = PrivateSite(name, config.privacy, config.state_dir, data.train, chosen.batch_size)
-            site.draw = secret_views
+            sums = of_sums(self._method)
+            private = PrivateSite(name, config.privacy, config.state_dir, data.train, chosen.batch_size, sums=sums)
+            site.draw, site.add_up = secret_views, private.add_up
         return OpenSite(site, kind, card, kind.load_truth(card, data), private)
-
-    def _step_bytes(self, state: StateStore, run: RunSpec, masks: bool) -> int:
-        """Estimated once in a run: PyTorch imports its compiler for it, which takes 2 seconds in each new process."""
-        chosen = self._settings
-        step: dict[str, Any] = {"network": run.network, "num_classes": len(run.classes), "masks": masks}
-        step |= dict(zip(("images", "shape"), chosen.inputs.step(chosen.batch_size), strict=True))
-        known = state.load(STEP)
-        if known is None or known["step"] != step:
-            known = {"step": step, "bytes": step_bytes(**step)}
-            state.save(STEP, known)
-        return known["bytes"]
 
     def _census(self, opened: OpenSite) -> dict:
         data, kind = opened.site.data, opened.kind

@@ -13,6 +13,7 @@ from torch_factories import GroupNetwork
 from fedmend.errors import FedMendError
 from fedmend.local.local_federation import run_locally
 from fedmend.methods.baselines import FedAvg, FedAvgWorkflow
+from fedmend.methods.closed_form_sums import ClosedFormSums, ClosedFormSumsWorkflow
 from fedmend.report.report import summary_text
 from fedmend.site.config import SiteConfig
 from fedmend.site.privacy import Privacy
@@ -29,16 +30,16 @@ def play(tmp_path):
         make_site_folder(tmp_path / "data" / f"site-{number}", labels, splits=("val", "test"))
     before = torch.get_num_threads()
 
-    def run(private, method=None, *, report=False):
+    def run(private, method=None, *, report=False, workflow=None, **job):
         def config(site):
             made = SiteConfig(tmp_path / "data" / site, tmp_path / "cache" / site, tmp_path / "state", threads=1)
             return replace(made, privacy=POLICY) if site in private else made
 
         with small_world(GroupNetwork, report=report):
             return run_locally(
-                workflow=FedAvgWorkflow(),
+                workflow=workflow or FedAvgWorkflow(),
                 method=method or FedAvg(weighted=False),
-                run={"run_name": "run-1", "classes": CLASSES, "network": "tiny", "num_rounds": 2},
+                run={"run_name": "run-1", "classes": CLASSES, "network": "tiny", "num_rounds": 2, **job},
                 site={"image_size": 32, "batch_size": 4, "learning_rate": 0.01},
                 sites=["site-1", "site-2"],
                 workspace=tmp_path / "run",
@@ -81,6 +82,27 @@ def test_a_site_without_the_policy_still_counts_and_evaluates(play):
     assert {line["split"] for line in read(records, "metrics.jsonl")} == {"val", "test"}
     spent = [line["value"] for line in read(records, "decisions.jsonl") if line["what"] == "privacy"]
     assert [set(value) for value in spent] == [{"site-1"}, {"site-1"}]
+
+
+SUMS = {"workflow": ClosedFormSumsWorkflow(), "network": "projected/resnet_narrow", "num_rounds": 1}
+
+
+def test_one_exchange_of_sums_makes_heads_and_its_epsilon_is_on_record_and_in_the_report(play):
+    pytest.importorskip("opacus")
+    records = play(["site-1", "site-2"], ClosedFormSums(), report=True, **SUMS)
+    spent = [line for line in read(records, "decisions.jsonl") if line["what"] == "privacy"]
+    assert [line["round"] for line in spent] == [1]
+    epsilon = spent[0]["value"]["site-1"]["epsilon"]
+    assert 1.1 < epsilon < 1.4  # the Gaussian mechanism with noise 2 and delta 1e-3: 1.3
+    assert f"Privacy, site-1: epsilon {epsilon:.3g} (PRV), delta 0.001" in summary_text(records).splitlines()
+    assert read(records, "metrics.jsonl") == read(records, "repairs.jsonl") == []
+
+
+def test_a_site_without_the_policy_refuses_sums_with_noise_in_the_census(play):
+    pytest.importorskip("opacus")
+    words = "site-2: local/fedmend.json, field privacy: expected a policy for a job of sums with noise, got none"
+    with pytest.raises(FedMendError, match=words):
+        play(["site-1"], ClosedFormSums(), **SUMS)
 
 
 def test_a_job_that_a_private_site_cannot_bear_ends_before_anybody_trains(play, tmp_path):

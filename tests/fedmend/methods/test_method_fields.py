@@ -17,7 +17,17 @@ from fedmend.kinds import KINDS
 from fedmend.labels import MULTILABEL, SEGMENTATION, SINGLELABEL
 from fedmend.learning.training import LocalTrainer
 from fedmend.method import LocalMethod, Workflow
-from fedmend.methods import baselines, closed_form, confident_learning, fedia, fedlsm, fedmlp, fednoro, labelsets
+from fedmend.methods import (
+    baselines,
+    closed_form,
+    closed_form_sums,
+    confident_learning,
+    fedia,
+    fedlsm,
+    fedmlp,
+    fednoro,
+    labelsets,
+)
 
 MODULES = [*modules_of("fedmend.methods"), *modules_of("fedmend.baselines")]
 MASKS = np.zeros((4, 8, 8), dtype=np.uint8)
@@ -96,6 +106,7 @@ STAGES = {
         (COLLECT, closed_form.CANDIDATES, "", tuple(closed_form.HEAD_FIELDS)),
         (COLLECT, closed_form.JUDGE, "", ("class_loss", "class_count")),
     ],
+    "ClosedFormSums": [(COLLECT, closed_form_sums.SUMS, "", tuple(closed_form_sums.FIELDS))],
     "FedIRM": [
         (TRAIN, fedirm.SUPERVISED, "", NOTHING),
         (TRAIN, fedirm.RELATION, "", tuple(fedirm.FIELDS)),
@@ -174,6 +185,7 @@ def reports(method, kind, folder):
         check_fields(known, method.KNOWLEDGE, SIZES[kind], "knowledge")
         task = make_task(stage, round_num, max(rounds, 2), role=role, **known)
         if question == COLLECT:
+            site.add_up = lambda rows: np.sum([row.numpy() for row in rows], axis=0)
             yield expected, method.collect(model, task, site)
             continue
         work = method.start(model, task, site)

@@ -15,10 +15,12 @@ from worker_factories import Client, census_task, global_model, one_site
 from fedmend.learning import networks
 from fedmend.learning.inference import Stopped
 from fedmend.method import RoundTask
+from fedmend.methods.closed_form_sums import ClosedFormSums
 from fedmend.methods.fedmlp import FedMLP
 from fedmend.site import limits
 from fedmend.site.config import SiteConfig
 from fedmend.site.limits import MODELS, check_federation, check_fields_wanted, check_order, check_step, step_bytes
+from fedmend.site.privacy import Privacy
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 STEP_WORDS = "site-1: job variables network, batch_size, image_size: expected a training step of at most"
@@ -307,4 +309,12 @@ def test_a_job_whose_method_reports_what_the_site_keeps_is_refused_before_data_a
 
 
 def test_a_method_that_does_not_report_what_the_site_keeps_is_taken(config):
-    check_fields_wanted("site-1", config(refuse_fields=("prototypes",)), {"learning_degree"})
+    fields = {"learning_degree": FedMLP.FIELDS["learning_degree"]}
+    check_fields_wanted("site-1", config(refuse_fields=("prototypes",)), fields)
+
+
+def test_a_site_without_differential_privacy_takes_no_part_in_a_job_of_sums_with_noise(config):
+    sentence = "site-1: local/fedmend.json, field privacy: expected a policy for a job of sums with noise, got none"
+    with refused(sentence):
+        check_fields_wanted("site-1", config(), ClosedFormSums.FIELDS)
+    check_fields_wanted("site-1", config(privacy=Privacy(clip=1.0, noise_multiplier=1.0)), ClosedFormSums.FIELDS)

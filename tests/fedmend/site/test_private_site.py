@@ -15,6 +15,7 @@ from fedmend.baselines.detection_rules import DetectionRules
 from fedmend.basics.state import StateStore
 from fedmend.data.augment import draw_views
 from fedmend.errors import FedMendError
+from fedmend.fields import Field
 from fedmend.kinds.multilabel import MultiLabel
 from fedmend.learning.inference import Stopped
 from fedmend.learning.networks import NETWORKS, build_network
@@ -22,16 +23,18 @@ from fedmend.learning.patient_steps import PatientSteps, patients_of
 from fedmend.messages import SiteResult
 from fedmend.method import RoundTask
 from fedmend.methods.baselines import FedAvg, FedAvgPL, FedAvgPLRound, FedProx, SingleLabelFedAvg, SingleLabelFedProx
+from fedmend.methods.closed_form_sums import ClosedFormSums
 from fedmend.methods.fedmlp import FedMLP
 from fedmend.methods.fednoro import FedNoRo
 from fedmend.methods.labelsets import LabelSetFedAvg
 from fedmend.site import worker
-from fedmend.site.privacy import FOLDER, Privacy
+from fedmend.site.privacy import FOLDER, OverBudget, Privacy
 from fedmend.site.private_site import (
     WITHHELD,
     PrivateSite,
     check_bearable,
     check_withheld,
+    of_sums,
     secret_views,
     withhold,
 )
@@ -194,7 +197,7 @@ def test_a_private_round_tells_noisy_weights_and_epsilon_and_nothing_else(client
     epsilon, rdp = result.privacy["epsilon"], result.privacy["epsilon_rdp"]
     said = f"site-1: privacy: epsilon {epsilon:.3g} (PRV; RDP {rdp:.3g}) with this round (delta 1e-05"
     assert said in caplog.text
-    check_withheld(result, weights=True)
+    check_withheld(result, {}, weights=True)
 
 
 def test_epsilon_adds_up_over_rounds_processes_and_repeated_rounds(client, tmp_path):
@@ -352,10 +355,90 @@ def test_a_policy_that_changes_between_two_rounds_holds_from_the_next_one_on(cli
     assert train(site, 1).privacy["noise_multiplier"] == 3.0
 
 
+# ---- sums -----------------------------------------------------------------------------------------------------------
+def keeper(folder, privacy=POLICY, patients=12, **options):
+    return PrivateSite("site-1", privacy, folder, make_split(np.zeros((patients, 3), dtype=np.int8)), 4, **options)
+
+
+def rows(*numbers):
+    return [torch.tensor(row, dtype=torch.float64) for row in numbers]
+
+
+def test_a_sum_shortens_rows_to_length_1_and_takes_one_that_is_not_finite_for_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(PrivateSite, "_spend", lambda *given: {"epsilon": 1.0})
+    site = keeper(tmp_path, replace(POLICY, noise_multiplier=0.0))
+    total = site.add_up(rows([0.3, 0.4], [3.0, 4.0], [float("nan"), 1.0], [float("inf"), 0.0], [1e200, 1e200]))
+    assert total.tolist() == pytest.approx([0.3 + 0.6, 0.4 + 0.8])
+    assert site.add_up(rows([float("nan"), 1.0])).tolist() == [0, 0]  # as long as with a patient that counts
+
+
+def test_the_noise_of_a_sum_is_the_noise_multiplier_on_each_number_and_new_each_time(tmp_path):
+    site = keeper(tmp_path, replace(POLICY, noise_multiplier=3.0), sums=True)
+    first, second = (site.add_up(rows(np.zeros(4000))) for _ in range(2))
+    for noise in (first, second):
+        assert abs(noise.mean()) < 5 * 3 / 4000**0.5
+        assert noise.std() == pytest.approx(3, rel=0.06)
+    assert not np.array_equal(first, second)
+
+
+def test_a_sum_is_written_down_before_its_rows_are_made(tmp_path):
+
+    def stopped():
+        raise Stopped
+        yield
+
+    site = keeper(tmp_path, sums=True)
+    with pytest.raises(Stopped):
+        site.add_up(stopped())
+    assert json.loads((tmp_path / FOLDER / "site-1.json").read_text())["spent"] == [[1.0, 1.0, 1]]
+    assert site.released() == {}
+
+
+def test_a_job_of_sums_costs_one_step_on_all_patients_in_a_round_and_tells_so_once(tmp_path):
+    site = keeper(tmp_path, sums=True)
+    forecast = site.forecast(5, 2)[1]
+    site.add_up(rows([1.0]))
+    first = site.released()
+    assert site.released() == {}
+    site.add_up(rows([1.0]))
+    second = site.released()
+    assert 4.3 < first["epsilon"] < 4.45  # the Gaussian mechanism with noise 1 and delta 1e-5: 4.38
+    assert second["epsilon"] > first["epsilon"]
+    assert f"after this job {second['epsilon']:.3g} " in forecast
+
+
+def test_a_sum_beyond_the_budget_is_refused_and_not_made(tmp_path):
+    site = keeper(tmp_path, replace(POLICY, max_epsilon=1.0), sums=True)
+    with pytest.raises(OverBudget, match=r"^site-1: privacy: expected to stay within max_epsilon 1 over all jobs"):
+        site.add_up(rows([1.0]))
+    assert site.released() == {}
+
+
+def test_a_site_answers_with_sums_and_epsilon_and_each_answer_counts(client, tmp_path):
+    site = client(ClosedFormSums())
+    with patch.object(worker, "check_bearable"):
+        answers = [site.ask("collect", RoundTask("sums", 0, 1, training=False), received()) for _ in range(2)]
+    assert [a.error for a in answers] == ["", ""]
+    assert set(answers[0].report) == set(ClosedFormSums.FIELDS)
+    assert answers[0].ledger_mark != answers[1].ledger_mark  # a state_dir that is put back is noticed
+    assert answers[0].privacy["epsilon"] < answers[1].privacy["epsilon"]
+    check_withheld(answers[0], ClosedFormSums.FIELDS, weights=False)
+    spent = json.loads((tmp_path / "state" / FOLDER / "site-1.json").read_text())["spent"]
+    assert spent == [[1.0, 1.0, 2]]
+
+
+def test_a_method_of_sums_needs_features_of_length_1_and_may_have_batchnorm_since_nothing_is_trained():
+    check_bearable("site-1", ClosedFormSums(), "projected/resnet_narrow")
+    with refused("job variable network: expected projected/NAME for sums with noise, got stages/resnet_narrow"):
+        check_bearable("site-1", ClosedFormSums(), "stages/resnet_narrow")
+    assert not of_sums(FedMLP())
+    assert not of_sums(FedAvg())
+
+
 # ---- what cannot bear it --------------------------------------------------------------------------------------------
 REFUSED = (
     "site-1: local/fedmend.json, field privacy: expected a job of federated averaging in which patients count one by"
-    " one (variant fedavg_private), got {}"
+    " one (variant fedavg_private), or closed_form with its variant private, got {}"
 )
 
 
@@ -435,6 +518,10 @@ def test_a_batch_of_groupnorm_has_no_gradient_from_one_image_to_another_but_batc
 
 
 # ---- what stays -----------------------------------------------------------------------------------------------------
+ABOUT = {"shape": (1,), "dtype": "float64", "low": -9.0, "high": 9.0, "meaning": "", "risk": ""}
+FIELDS = {"x": Field(**ABOUT), "noisy": Field(**ABOUT, allowed_by="privacy")}
+
+
 def full():
     counts = {"annotated": np.array([True, False]), "positives": np.array([7, 0]), "sizes": {"train": 9, "val": 3}}
     counts["data"] = {"train": "0" * 32, "val": "1" * 32}
@@ -451,19 +538,30 @@ def full():
 
 @pytest.mark.parametrize("part", ["loss", "report", "counts", "repairs", "positives", "sizes", "data"])
 def test_an_answer_that_tells_more_than_the_promise_allows_is_refused(part):
-    kept = withhold(full())
-    check_withheld(kept, weights=False)
+    kept = withhold(full(), FIELDS)
+    check_withheld(kept, FIELDS, weights=False)
     if part in ("positives", "sizes", "data"):
         leaking = replace(kept, census={**kept.census, part: full().census[part]})
     else:
         leaking = replace(kept, **{part: getattr(full(), part)})
     with refused(f"site-1: privacy: expected {part} to stay at this site, got some"):
-        check_withheld(leaking, weights=False)
+        check_withheld(leaking, FIELDS, weights=False)
+
+
+def test_sums_with_noise_leave_with_the_promise_alone_and_nothing_else_of_a_report():
+    reported = replace(full(), report={"x": np.ones(1), "noisy": np.ones(1)}, privacy={"epsilon": 1.0})
+    kept = withhold(reported, FIELDS)
+    assert set(kept.report) == {"noisy"}
+    check_withheld(kept, FIELDS, weights=False)
+    assert withhold(replace(reported, privacy={}), FIELDS).report == {}
+    for leaking in (replace(kept, privacy={}), replace(kept, report=reported.report)):
+        with refused("site-1: privacy: expected report to stay at this site, got some"):
+            check_withheld(leaking, FIELDS, weights=False)
 
 
 def test_weights_without_the_promise_are_refused():
     with refused("site-1: privacy: expected weights without noise to stay at this site, got some"):
-        check_withheld(withhold(full()), weights=True)
+        check_withheld(withhold(full(), FIELDS), FIELDS, weights=True)
 
 
 @pytest.mark.parametrize(("slices", "unit"), [((), "image"), ((("a", "b"),) * 12, "study")])

@@ -305,6 +305,18 @@ def test_masks_that_mark_the_background_are_a_warning(tmp_path):
     assert details[2:] == [f"        train: in 1 of 2 {words}", f"        test: in 1 of 1 {words}"]
 
 
+def test_a_job_of_sums_costs_one_step_on_all_patients_for_each_round(kit, tmp_path):
+    pytest.importorskip("opacus")
+    change_settings(kit, privacy={"clip": 1, "noise_multiplier": 4})
+    sums = {"method": "fedmend.methods.closed_form_sums.ClosedFormSums", "method_args": {}}
+    job = make_job(tmp_path / "sums", network="projected/resnet_narrow", **sums)  # three rounds
+    state = read_site_config(kit / "local" / "fedmend.json", kit, "site-1").state_dir
+    after = Account(state, "site-1", Privacy(clip=1.0, noise_multiplier=4.0), patients=6).epsilon(1.0, 3)
+    (line,) = found("privacy", kit=kit, job=job)
+    assert line.startswith(f"ok    privacy: epsilon 0 (RDP), after this job {after} (delta 1e-05")
+    assert found("limits", kit=kit, job=job)[0].startswith("ok ")
+
+
 def test_a_site_with_privacy_is_told_what_it_has_spent_what_the_job_costs_and_by_which_accountant(kit, tmp_path, site):
     pytest.importorskip("opacus")
     policy = Privacy(clip=1.0, noise_multiplier=4.0)

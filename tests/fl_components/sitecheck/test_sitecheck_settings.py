@@ -154,7 +154,7 @@ def test_a_job_within_the_limits_of_the_site_says_so(kit, job):
         (
             {"privacy": {"clip": 1, "noise_multiplier": 1}},
             "local/fedmend.json, field privacy: expected a job of federated averaging in which patients count one by"
-            " one (variant fedavg_private), got FedMLP",
+            " one (variant fedavg_private), or closed_form with its variant private, got FedMLP",
         ),
     ],
 )
