@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 Spent = tuple[float, float, int]  # noise multiplier, sampling rate, steps
 RELATIVE_ERROR, LARGEST_ERROR = 0.01, 0.1  # of PRV: as a share of RDP's epsilon, and at most
 # Where PRV is asked: its numbers are float64, and its grid has at most some millions of points.
@@ -55,7 +57,8 @@ def epsilon_of(spent: Sequence[Spent], delta: float) -> Epsilon:
         return Epsilon(0.0)
     accountant = RDPAccountant()
     accountant.history = history
-    with warnings.catch_warnings():  # a bound from the edge of the orders is still a bound
+    # A bound from the edge of the orders is still a bound, and the logarithm of 0 is where everybody is in a step.
+    with warnings.catch_warnings(), np.errstate(divide="ignore"):
         warnings.simplefilter("ignore")
         rdp = float(accountant.get_epsilon(delta))
         few = len(history) <= MOST_PARTS and sum(steps for _, _, steps in history) <= MOST_STEPS

@@ -112,3 +112,8 @@ def test_an_answer_of_prv_that_is_none_leaves_rdp(monkeypatch, answer):
 def test_words_say_whose_epsilon_it_is():
     assert str(Epsilon(9.031, 7.934)) == "7.93 (PRV; RDP 9.03)"
     assert str(Epsilon(9.031, 9.2)) == str(Epsilon(9.031)) == "9.03 (RDP)"
+
+
+def test_the_logarithm_of_0_in_prv_of_a_step_with_all_patients_is_no_warning_in_any_thread():
+    with np.errstate(divide="raise"):  # Python's filters of warnings are shared by threads
+        assert epsilon_of([(1.0, 1.0, 1)], 1e-5).value < 5
