@@ -53,11 +53,8 @@ class PrivateSite:
         self, site: str, privacy: Privacy, state_dir: Path, train: Split, batch_size: int, *, sums: bool = False
     ):
         patients = patients_of(train.table)
-        self.steps, self._noise, self._sums = (
-            PatientSteps(privacy, patients, batch_size),
-            privacy.noise_multiplier,
-            sums,
-        )
+        self.steps = PatientSteps(privacy, patients, batch_size)
+        self._noise, self._sums = privacy.noise_multiplier, sums
         self._released: dict[str, float] = {}
         self._site, self._account = site, Account(state_dir, site, privacy, len(patients))
         unit = "patient" if any(train.table.patients) else "study" if train.table.slices else "image"
