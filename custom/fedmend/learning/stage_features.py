@@ -144,6 +144,7 @@ def projecting_stages(network: Any, name: str, num_classes: int) -> nn.Module:
     projection = torch.randn(statistics, RANDOM_SUMS) / (statistics * RANDOM_SUMS) ** 0.5
     network.projected, network.projection = True, nn.Buffer(projection)
     network.classifier = nn.Linear(RANDOM_SUMS, num_classes)
+    network.backbone.requires_grad_(False)  # noise for differential privacy would move it, though no loss does
     return network
 
 

@@ -51,7 +51,7 @@ def step_bytes(network: str, num_classes: int, images: int, shape: Sequence[int]
     kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address comes twice
     try:
         with torch.device("meta"):
-            model = build_network(network, num_classes).train()
+            model = build_network(network, num_classes).train().requires_grad_(True)  # an upper bound if frozen
             channels: Any = model.channels
             batch = torch.empty((images, channels, *shape))
         weights = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}

@@ -1,6 +1,7 @@
 """Networks whose classifier reads all stages."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +9,11 @@ from factories import refused
 from torch import nn
 
 from fedmend.learning.networks import build_network, initial_network
+from fedmend.learning.patient_steps import PatientSteps
 from fedmend.learning.stage_features import find_stages, stage_statistics
 from fedmend.learning.weights import get_weights, load_initial, weights_file
+from fedmend.site.limits import step_bytes
+from fedmend.site.privacy import Privacy
 
 
 class Backbone(nn.Module):
@@ -68,6 +72,21 @@ def test_training_behind_projected_moves_the_classifier_alone():
         "classifier.weight",
         "classifier.bias",
     ]
+
+
+def test_noise_for_differential_privacy_moves_the_classifier_alone_behind_projected():
+    model = build_network("projected/resnet_narrow_gn", 2)
+    work = SimpleNamespace(model=model, loss=lambda index: model(torch.rand(len(index), 3, 32, 32))[1].square().mean())
+    steps = PatientSteps(Privacy(clip=1.0, noise_multiplier=1.0), [torch.tensor([0]), torch.tensor([1])], 2)
+    assert len([*steps.losses(work, next(steps.batches()))]) == 2
+    assert {name for name, p in model.named_parameters() if p.grad is not None} == {
+        "classifier.weight",
+        "classifier.bias",
+    }
+
+
+def test_the_memory_of_a_step_behind_projected_is_not_thought_smaller_as_nothing_but_the_classifier_learns():
+    assert step_bytes("projected/resnet_narrow", 2, 16, (64, 64)) > 0.9 * step_bytes("resnet_narrow", 2, 16, (64, 64))
 
 
 def test_weights_of_a_library_leave_the_projection_as_it_is(tmp_path):
