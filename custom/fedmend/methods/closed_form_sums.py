@@ -175,6 +175,10 @@ class ClosedFormSumsWorkflow(Settings, Workflow):
         for _ in fed.rounds():
             reports = {site: answer.report for site, answer in fed.collect(SUMS).items()}
             samples = {site: fed.sites[site].samples for site in reports}
+            shares = {site: min(_shares(report, samples[site]).values()) for site, report in reports.items()}
+            if long := sorted(site for site, share in shares.items() if share < 1):
+                fed.record("sums_shortened", long)
+                fed.warn(f"sums of {', '.join(long)} are too long for so few images, or are mostly noise: shortened")
             total = add_sites(reports, capped(samples, LARGEST_SHARE), samples)
             weights, biases = heads_of(total, balanced=self.la)
             if nobody := [fed.classes[c] for c in np.flatnonzero(~weights.any(1))]:
@@ -195,11 +199,16 @@ def add_sites(
     """
     total: dict[str, np.ndarray] = {}
     for site in sorted(reports):
-        for name in FIELDS:
+        for name, share in _shares(reports[site], samples[site]).items():
             told = np.asarray(reports[site][name], dtype=np.float64)
-            share = min(1.0, LARGEST_SUM * samples[site] / max(float(np.linalg.norm(told)), 1e-12))
             total[name] = total.get(name, 0.0) + share * counted[site] / samples[site] * told
     return total
+
+
+def _shares(report: Report, samples: int) -> dict[str, float]:
+    """Field → how much of it counts, so that it is no longer than :data:`LARGEST_SUM` allows; 1: all."""
+    lengths = {name: float(np.linalg.norm(np.asarray(report[name], dtype=np.float64))) for name in FIELDS}
+    return {name: min(1.0, LARGEST_SUM * samples / max(length, 1e-12)) for name, length in lengths.items()}
 
 
 def heads_of(total: Mapping[str, np.ndarray], *, balanced: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -193,6 +193,14 @@ def test_one_exchange_makes_the_classifier_and_leaves_the_backbone(tmp_path):
     assert run.decisions("no_head") == [(0, ["b"])]
 
 
+def test_a_site_whose_sums_are_too_long_for_its_images_is_named(tmp_path):
+    erased = told() | {"class_sizes": np.full(4, -1e6, np.float32)}
+    run = play(tmp_path, {"site-1": told(), "site-2": told(), "site-3": erased})
+    assert run.decisions("sums_shortened") == [(0, ["site-3"])]
+    assert run.decisions("no_head") == [(0, ["a", "b"])]
+    assert not play(tmp_path / "honest", {"site-1": told(), "site-2": told()}).decisions("sums_shortened")
+
+
 def test_the_order_in_which_sites_answer_changes_no_digit(tmp_path):
     reports = {f"site-{i}": told(0.1 * i, (1 / i, 7, 9, 0)) for i in range(1, 6)}
     one, other = (play(tmp_path / str(b), reports, backwards=b).model for b in (False, True))
