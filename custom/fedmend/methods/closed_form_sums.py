@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from fedmend.averaging import CLASSIFIER, LARGEST_SHARE, capped
 from fedmend.errors import FedMendError
 from fedmend.fields import OF_PRIVACY, UNBOUNDED, Field, Report
-from fedmend.labels import MULTILABEL, SINGLELABEL
+from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 from fedmend.learning.inference import Stopped, mixed_precision
 from fedmend.learning.patient_steps import patients_of
 from fedmend.learning.threads import one_thread
@@ -80,7 +80,8 @@ class ClosedFormSums(Settings, LocalMethod):
         """
         if site.add_up is None:
             raise FedMendError(f"{site.name}: local/fedmend.json, field privacy: expected a policy, got none")
-        labels, one_label = site.labels(), site.data.kind == SINGLELABEL
+        one_label = site.data.kind == SINGLELABEL
+        labels = np.where(site.data.annotated, site.labels(), NOT_ANNOTATED)  # a review may give others
         sides = labels == 1 if one_label else np.hstack([labels == 1, labels == 0])
         classes = 1 if one_label else int(site.data.annotated.sum())
         longest = float(np.sqrt((classes + 1) * (1 + COUNT**2)))

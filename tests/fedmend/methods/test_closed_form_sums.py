@@ -15,6 +15,7 @@ from fedmend.methods.closed_form_sums import (
     add_sites,
     heads_of,
 )
+from fedmend.repairs.verdicts import RELABEL, Verdict
 
 
 def collect(site, table, *, patients=()):
@@ -53,6 +54,15 @@ def test_sums_of_several_labels_per_image_by_hand(tmp_path):
     with_class, without = [[1, 1], [0, 1], [0, 0]], [[0.6, 0.8], [1, 0], [0, 0]]
     assert report["class_sums"] == pytest.approx(np.array(with_class + without))
     assert report["class_sizes"] == pytest.approx([2, 1, 0, 1, 1, 0])
+
+
+def test_a_label_from_a_review_of_a_class_that_the_site_does_not_annotate_shortens_no_patient(tmp_path):
+    site = make_site(tmp_path, [[1, -1], [0, -1]])
+    for sample in (0, 1):
+        site.ledger.judge(Verdict(sample, 1, RELABEL, -1, 1, reviewer="AB"))
+    report, rows, _ = collect(site, [[1.0, 0.0], [0.0, 1.0]])
+    assert [np.linalg.norm(row) for row in rows] == pytest.approx([1, 1])
+    assert report["class_sizes"] == pytest.approx([1, 0, 1, 0])
 
 
 def test_a_patient_counts_once_however_many_images_there_are(tmp_path):
