@@ -81,6 +81,12 @@ class Census:
         """The split that chooses the best model, the same in all rounds, whoever is absent; empty: there is none."""
         return next((split for split in BEST_SPLITS if any(own.get(split) for own in self.sizes.values())), "")
 
+    @property
+    def unmeasured(self) -> str:
+        """What a run misses in which no site evaluates."""
+        private = any("privacy" in told for told in self.described.values())
+        return f"expected a val or test split at a site{' without differential privacy' * private}, got none"
+
     def fewest(self, asked: Collection[str], least: int) -> int:
         """Fewest valid results of the sites ``asked`` out of which anything may be made: ``least``, and as many as each
         of these sites wants."""

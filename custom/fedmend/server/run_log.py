@@ -89,10 +89,8 @@ class RunLog:
                 f"{site} has {census.sizes[site]['val']} validation samples, more than all others: thresholds,"
                 " calibration and the best model are mostly its choice"
             )
-        if not any(sizes.get(split) for sizes in census.sizes.values() for split in ("val", "test")):
-            self.warn(
-                "census: expected a val or test split at a site, got none; nothing will say how good the model is"
-            )
+        if not census.choosing_split:
+            self.warn(f"census: {census.unmeasured}; nothing will say how good the model is")
 
     def resume(self, saved: Saved, other_data: Mapping[str, Sequence[str]]) -> None:
         """Takes over the records of an earlier job.

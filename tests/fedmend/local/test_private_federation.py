@@ -84,6 +84,14 @@ def test_a_site_without_the_policy_still_counts_and_evaluates(play):
     assert [set(value) for value in spent] == [{"site-1"}, {"site-1"}]
 
 
+def test_a_run_whose_sites_all_keep_their_evaluation_does_not_say_that_they_have_no_split(play, caplog):
+    pytest.importorskip("opacus")
+    records = play(["site-1", "site-2"])
+    assert "census: expected a val or test split at a site without differential privacy, got none; " in caplog.text
+    words = "No model was evaluated: no site without differential privacy has a val or test split."
+    assert words in summary_text(records).splitlines()
+
+
 SUMS = {"workflow": ClosedFormSumsWorkflow(), "network": "projected/resnet_narrow", "num_rounds": 1}
 
 

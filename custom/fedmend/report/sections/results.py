@@ -63,7 +63,8 @@ def _intervals(run: RunFiles) -> list[str]:
 
 def _no_number(run: RunFiles) -> str:
     """Why a run without an evaluation has none."""
-    never = "No model was evaluated: no site has a val or test split."
+    private = any("privacy" in site for site in run.info["sites"].values())
+    never = f"No model was evaluated: no site{' without differential privacy' * private} has a val or test split."
     return never if run.results else "No model has been evaluated yet."
 
 
