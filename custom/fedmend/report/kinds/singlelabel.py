@@ -81,7 +81,8 @@ class SingleLabelReport(KindReport):
             cells += [blank[name]] if blank else []
             rows.append([name, *cells, *(known[name].get(split) for split in splits)])
         sums = [sum(n or 0 for n in column) for column in zip(*counts.values(), strict=True)]
-        totals: list[object] = [td(f"{n:,}" if n else "⚠ none", "" if n else "bad") for n in sums]
+        hidden = any("positives" not in site for site in known.values())
+        totals: list[object] = [td(f"{n:,}") if n else td(None) if hidden else td("⚠ none", "bad") for n in sums]
         totals += [sum(n or 0 for n in blank.values())] if blank else []
         totals += [sum(site.get(split) or 0 for site in known.values()) for split in splits]
         caption = "Training samples by the labels at the site, which may be wrong; shading: share of the site's labels"

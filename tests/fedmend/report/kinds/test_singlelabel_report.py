@@ -102,5 +102,8 @@ def test_a_site_whose_label_counts_stay_there_is_not_said_to_have_no_labels():
     known = {"<b>": CHEST_SITES["<b>"], "private": {"annotated": ["edema"], "train": 100, "privacy": {}}}
     rows = rows_in(sites(make_label_set_run(known=known, confusion=True)))
     assert [row[3] for row in rows] == ["no label", "36", "n/a", "36"]
+    assert rows[-1][1:3] == ["9", "5"]
+    alone = rows_in(sites(make_label_set_run(known={"private": known["private"]}, confusion=True)))
+    assert alone[-1] == ["All sites", "n/a", "n/a", "100"]
     known["<b>"] = {**known["<b>"], "train": 14}  # nobody tells of an image without a label
     assert "no label" not in sites(make_label_set_run(known=known, confusion=True))
