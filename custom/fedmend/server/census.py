@@ -37,7 +37,7 @@ class Census:
     facts: Mapping[str, SiteFacts]
     sizes: Mapping[str, Mapping[str, int]]
     data: Mapping[str, Mapping[str, str]]
-    described: Mapping[str, Mapping]
+    described: Mapping[str, dict]
     phantom: bool
     prepared: Mapping[str, Preprocessing]
     min_federation: Mapping[str, int]
@@ -67,6 +67,11 @@ class Census:
     def known(self, site: str) -> np.ndarray:
         """(C,) bool: classes that a site annotates and has."""
         return self.facts[site].annotated & (self.facts[site].positives > 0)
+
+    def spent(self, told: Mapping[str, Mapping]) -> None:
+        """Takes over what sites have told of their privacy since, so that packages say what the run has cost."""
+        for site, privacy in told.items():
+            self.described[site]["privacy"] = privacy
 
     @property
     def chooser(self) -> str:

@@ -199,6 +199,7 @@ class RunLog:
         """Notes what sites have spent of their privacy."""
         if told := {site: dict(result.privacy) for site, result in results.items() if result.privacy}:
             self.decision("privacy", told, round_num)
+            self._census.spent(told)
 
     def results(
         self, results: Mapping[str, SiteResult], round_num: int, stage: str, model: Mapping, seconds: float

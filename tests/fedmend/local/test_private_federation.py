@@ -65,6 +65,8 @@ def test_records_and_report_of_private_sites_hold_epsilon_and_no_number_of_a_cla
     spent = [line for line in read(records, "decisions.jsonl") if line["what"] == "privacy"]
     assert [line["round"] for line in spent] == [1, 2]
     assert spent[0]["value"]["site-2"]["epsilon"] < spent[1]["value"]["site-2"]["epsilon"]
+    package = json.loads((records / "run-1.fedmend" / "package.json").read_text())
+    assert {site: told["privacy"] for site, told in package["sites"].items()} == spent[1]["value"]
     assert read(records, "metrics.jsonl") == read(records, "repairs.jsonl") == []
     epsilon = spent[1]["value"]["site-1"]["epsilon"]
     assert f"Privacy, site-1: epsilon {epsilon:.3g} (PRV), delta 0.001" in summary_text(records).splitlines()
