@@ -1,5 +1,6 @@
 """JSON that somebody else wrote, made a frozen dataclass whose fields say themselves what they take."""
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, field, fields, is_dataclass
 from pathlib import Path
@@ -41,8 +42,15 @@ def that(holds: Callable[[Any], object], expected: str) -> Check:
 
 
 def whole(least: int = 0) -> Check:
-    """Takes whole numbers of at least ``least`` and below 2^53."""
-    return that(lambda value: type(value) is int and least <= value < LARGEST, f"a whole number >= {least}")
+    """Takes whole numbers of at least ``least`` and below 2^53, also those of NumPy, and makes them Python's."""
+
+    def read(value: Any) -> int:
+        made = operator.index(value)
+        if isinstance(value, bool) or not least <= made < LARGEST:
+            raise ValueError
+        return made
+
+    return Check(read, f"a whole number >= {least}")
 
 
 def number(expected: str = "", holds: Callable[[float], bool] = lambda value: True) -> Check:

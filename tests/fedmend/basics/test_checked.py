@@ -1,6 +1,7 @@
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from factories import refused
 
@@ -135,6 +136,14 @@ def test_a_number_has_a_range_of_its_own():
     assert accepted(0.5, [share], "here") == 0.5
     with refused("here: expected a number above 0 and below 1, got another int"):
         accepted(1, [share], "here")
+
+
+def test_a_whole_number_of_numpy_is_taken_as_pythons_and_nothing_else_is():
+    made = accepted(np.int64(3), [whole(1)], "here")
+    assert (made, type(made)) == (3, int)
+    for other in (np.int64(0), np.float64(3.0), 3.0, True, np.True_, "3", 2**53):
+        with refused("here: expected a whole number >= 1, got another " + type(other).__name__):
+            accepted(other, [whole(1)], "here")
 
 
 @pytest.mark.parametrize("given", [None, 3, b"x", "a\0b", "x" * 256, "card/below"])
