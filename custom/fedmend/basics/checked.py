@@ -92,8 +92,11 @@ OF_TYPE: dict[Any, Check] = {
 
 
 def _path(value: Any) -> Path:
-    """The path, which the system looks up: it refuses a NUL, a name that is too long and what would be in a file."""
+    """The path, which the system looks up: it refuses a NUL, a name that is too long and what would be in a file. An
+    empty text is refused, too: it would be the current folder."""
     path = Path(value)
+    if value == "":
+        raise ValueError(value)
     try:
         path.stat()
     except FileNotFoundError:

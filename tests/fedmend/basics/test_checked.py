@@ -146,7 +146,7 @@ def test_a_whole_number_of_numpy_is_taken_as_pythons_and_nothing_else_is():
             accepted(other, [whole(1)], "here")
 
 
-@pytest.mark.parametrize("given", [None, 3, b"x", "a\0b", "x" * 256, "card/below"])
+@pytest.mark.parametrize("given", [None, 3, "", b"x", "a\0b", "x" * 256, "card/below"])
 def test_what_the_system_cannot_look_up_is_no_path(tmp_path, monkeypatch, given):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "card").touch()
