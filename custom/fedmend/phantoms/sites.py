@@ -23,6 +23,7 @@ from fedmend.phantoms import LEAST_DEPTH, LEAST_PIXELS
 
 PHANTOM_FORMAT = 6  # raise it when a generator or a converter changes what it writes
 MOST_IMAGES, MOST_BYTES = 200_000, 20_000_000_000  # no phantom needs as many; a job must not keep a site busy for days
+LARGEST_SEED = 2**32 - 1  # of NumPy's older generators, which draw partitions and label errors
 LEAST = {"seed": 0, "images": 1, "sites": 1, "pixels": LEAST_PIXELS, "depth": LEAST_DEPTH, "slices_per_patient": 1}
 SOURCE = "PHANTOM: synthetic images, no patient was examined"
 # Training splits of a phantom stay as they are: a validation split that is drawn by class would change them.
@@ -105,6 +106,8 @@ def _check(spec: PhantomSpec, what: str) -> None:
             raise FedMendError(f"{what}.{name}: expected a whole number, got {value!r:.40}")
         if value < least:
             raise FedMendError(f"{what}.{name}: expected at least {least}, got {value!r:.40}")
+    if spec.seed > LARGEST_SEED:
+        raise FedMendError(f"{what}.seed: expected at most {LARGEST_SEED}, got {spec.seed!r:.40}")
     if max(spec.images, spec.sites) > MOST_IMAGES or spec.bytes_needed > MOST_BYTES:
         raise FedMendError(f"{what}: expected at most {MOST_IMAGES} images and {MOST_BYTES // 10**9} GB, got more")
 

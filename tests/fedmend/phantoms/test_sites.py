@@ -136,6 +136,7 @@ def test_a_phantom_that_cannot_be_made_is_blamed_on_the_phantom_and_not_on_a_sit
     [
         ({"pixels": 31}, ".pixels: expected at least 32, got 31"),
         ({"seed": -1}, ".seed: expected at least 0, got -1"),
+        ({"seed": 2**32}, ".seed: expected at most 4294967295, got 4294967296"),
         ({"sites": 0}, ".sites: expected at least 1, got 0"),
         ({"images": 200_001}, ": expected at most 200000 images and 20 GB, got more"),
         ({"pixels": 100_000}, ": expected at most 200000 images and 20 GB, got more"),
