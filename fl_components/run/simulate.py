@@ -16,6 +16,7 @@ import psutil
 
 from fedmend.basics.files import copy_folder
 from fedmend.basics.json_files import read_json
+from fedmend.basics.page import short_name
 from fedmend.errors import FedMendError
 from fedmend.records.progress import PROGRESS
 from fedmend.records.run_folder import DECISIONS, RUN_FOLDER, read_lines
@@ -219,6 +220,5 @@ def seed_lines(runs: Sequence[Mapping]) -> list[str]:
         for metric in dict.fromkeys(metric for macro in of_split for metric in macro):
             values = [macro.get(metric) for macro in of_split]
             if any(value is not None for value in values):
-                name = metric.upper() if metric != "map" else "mAP"
-                lines.append(f"{split} {name}: {shown(*mean_and_sd(values, digits=2))}")
+                lines.append(f"{split} {short_name(metric)}: {shown(*mean_and_sd(values, digits=2))}")
     return lines

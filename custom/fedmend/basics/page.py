@@ -61,6 +61,7 @@ td.hit{font-weight:700;box-shadow:inset 0 0 0 2px #1f2933}
 @media print{td.heat{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
 """
 WIDE = 12  # columns; the heads of a table with more of them stand upright
+SPELT = {"map": "mAP", "dice": "Dice", **{word: word for word in ("volume", "precision", "recall", "accuracy")}}
 LONG = 36  # signs; a row with a longer name is broken into lines, or its numbers would lie beyond the edge
 
 
@@ -99,8 +100,9 @@ def number(value: float | None) -> str:
 
 
 def short_name(metric: str) -> str:
-    """A metric's key as a line, table or terminal names it, e.g. AUC, mAP, BACC (val) or VOLUME DICE."""
-    return "mAP" if metric == "map" else metric.upper().replace("_VAL", " (val)").replace("_", " ")
+    """A metric's key as a line, table or terminal names it, e.g. AUC, mAP, BACC (val) or volume Dice."""
+    words = (SPELT.get(word, word.upper()) for word in metric.removesuffix("_val").split("_"))
+    return " ".join(words) + " (val)" * metric.endswith("_val")
 
 
 def duration(seconds: float) -> str:

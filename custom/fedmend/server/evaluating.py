@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedmend.basics.files import write_text
+from fedmend.basics.page import short_name
 from fedmend.errors import FedMendError
 from fedmend.fields import GROUP_COUNTS, Report
 from fedmend.messages import COLLECT, EVALUATE, Question, RunSpec, SiteResult
@@ -134,7 +135,9 @@ class Evaluations:
             for split, measured in found["splits"].items():
                 value = measured["all"]["macro"][kind.best_metric]
                 shown = "n/a" if value is None else f"{value:.3f}"
-                lines.append(f"{package}: {split} {kind.best_metric.upper()} {shown}, {len(measured['sites'])} sites")
+                lines.append(
+                    f"{package}: {split} {short_name(kind.best_metric)} {shown}, {len(measured['sites'])} sites"
+                )
         return [*lines, f"report: {folder / PAGE}"]
 
 

@@ -166,7 +166,7 @@ def sentences(differences: Sequence[Difference], metric: str) -> list[str]:
 
 def _trained(found: Worth) -> str:
     lines = [f"{name}: {words}" for name, words in WORDS.items()]
-    metric = f"{found.alone.metric} on validation"
+    metric = f"{short_name(found.alone.metric)} on validation"
     if found.alone.epochs:
         lines[0] += f"; epoch {found.alone.chosen} of {found.alone.epochs}, chosen by {metric}"
     else:

@@ -34,5 +34,6 @@ def test_only_a_long_name_of_a_row_is_broken_into_lines():
 
 
 def test_every_metric_has_a_name_that_people_read():
-    names = {"auc": "AUC", "map": "mAP", "bacc_val": "BACC (val)", "volume_dice": "VOLUME DICE"}
+    names = {"auc": "AUC", "map": "mAP", "bacc_val": "BACC (val)", "volume_dice": "volume Dice"}
+    names |= {"ece": "ECE", "f1": "F1", "dice": "Dice", "precision": "precision"}
     assert {key: short_name(key) for key in names} == names

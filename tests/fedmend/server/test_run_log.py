@@ -468,7 +468,7 @@ def test_single_label_metrics_are_streamed_and_shown(tmp_path, caplog):
         run = play(tmp_path, single_label(dict.fromkeys(range(4), (1, 0.5))), FOUR)
     names = {"bacc", "f1", "auc", "precision", "accuracy"}
     assert {f"{split}/{name}" for split in ("test", "val") for name in names} <= {t for t, *_ in run.transport.streamed}
-    shown = "received model: test BACC 0.750 F1 0.733 AUC 1.000 PRECISION 0.833 ACCURACY 0.750 | 4 sites"
+    shown = "received model: test BACC 0.750 F1 0.733 AUC 1.000 precision 0.833 accuracy 0.750 | 4 sites"
     assert shown in caplog.text
 
 

@@ -253,6 +253,7 @@ def test_the_page_compares_on_the_test_split_which_chose_nothing_and_recommends_
     found = worth(package, home_of(tmp_path, package, site), tmp_path / "out")
     numbers = json.loads((tmp_path / "out" / "worth.json").read_text())
     text = (tmp_path / "out" / "worth.html").read_text()
+    assert "chosen by AUC on validation" in text
     assert compared == ["test.csv"]
     assert numbers["split"] == "test"
     assert list(numbers["metrics"]) == ["alone", "federated", "personalised"]
