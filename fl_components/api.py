@@ -12,6 +12,7 @@ from typing import Any
 
 from fedmend.basics.checked import NAMES, PATH, PLACE, accepted, shown, whole
 from fedmend.basics.json_files import parse_json
+from fedmend.basics.words import rounds_text
 from fedmend.errors import FedMendError
 from fedmend.local.opened_run import Run
 from fl_components.job.folder import Changes, changed, check_values, configure_job, job_variants, read_job
@@ -154,7 +155,7 @@ class Job:
 
     def __repr__(self) -> str:
         chosen = f" with {', '.join(self._changes.variants)}" if self._changes.variants else ""
-        return f"job {self.name}{chosen}: {self.method}, {len(self.sites)} sites, {self._rounds} rounds"
+        return f"job {self.name}{chosen}: {self.method}, {len(self.sites)} sites, {rounds_text(self._rounds)}"
 
     def __str__(self) -> str:
         """All variables with their values, and all variants with their lines."""

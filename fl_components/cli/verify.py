@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedmend.basics.words import rounds_text
 from fl_components.cli.common import say
 
 
@@ -61,7 +62,8 @@ def _lineage(about: Mapping[str, Any]) -> list[str]:
     now: Any = about
     while isinstance(now, Mapping):
         name, model, digest = (_word(now.get(word, "")) for word in ("name", "model", "digest"))
-        rounds = f" after {_word(now['round'])} rounds" if now.get("round") is not None else ""  # none at a hospital
+        done = now.get("round")  # none at a hospital
+        rounds = f" after {_word(rounds_text(done))}" if done is not None else ""
         lines.append(f"{name}: {model} model{rounds}, digest {digest}")
         now = now.get("parent")
     return lines

@@ -57,6 +57,11 @@ def as_given(cell: str) -> str:
     return cell[1:] if cell.startswith("'") else cell
 
 
+def rounds_text(count: object) -> str:
+    """``1 round`` or ``3 rounds``; ``count`` is a number, or what stands in its place."""
+    return f"{count} round{'s' * (count != 1)}"
+
+
 def natural(name: str) -> tuple[list, str]:
     """A key to sort names by as people do, 2 before 10: numbers in one count by their value, however long they are."""
     parts: list = re.split("([0-9]+)", name)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmend.basics.page import duration, short_name
+from fedmend.basics.words import rounds_text
 from fedmend.records.picture import Picture
 from fedmend.records.progress import ANSWERED, FINISHED, LEFT_OUT, REFUSED, STOPPED
 
@@ -59,7 +60,7 @@ def _head(picture: Picture, silent: float) -> Text:
 
 def _bar(picture: Picture, silent: float, console: Console) -> RenderableType:
     over = picture.state in (FINISHED, STOPPED)
-    words = f"{picture.done} of {picture.num_rounds or '?'} rounds"
+    words = f"{picture.done} of {rounds_text(picture.num_rounds or '?')}"
     if picture.stage and not over:
         words += f", now {min(picture.round, picture.num_rounds or picture.round)}: {picture.stage}"
     if picture.elapsed:
@@ -151,8 +152,7 @@ def _decisions(picture: Picture, room: int) -> Table:
 
 def last_line(picture: Picture) -> str:
     """What came out, in one line."""
-    rounds = f"{picture.done} round{'s' * (picture.done != 1)}"
-    return f"{'PHANTOM ' * picture.phantom}finished: {rounds}, {picture.latest}".strip()
+    return f"{'PHANTOM ' * picture.phantom}finished: {rounds_text(picture.done)}, {picture.latest}".strip()
 
 
 def save_svg(frame_console: Console, file: Path, title: str) -> None:

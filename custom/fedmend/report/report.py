@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedmend.basics.files import write_text
 from fedmend.basics.page import compact, duration, phantom_note, section, table, whole_page
+from fedmend.basics.words import rounds_text
 from fedmend.records.run_folder import RunFiles, load_run
 from fedmend.report.kinds import shown_as
 from fedmend.report.parts import find_parts
@@ -79,7 +80,8 @@ def _synthetic(run: RunFiles) -> str:
 def _facts(run: RunFiles) -> list[str]:
     total = run.info["num_rounds"]
     seen = max((m["round"] for records in run.metrics.values() for m in records), default=0)
-    state = f"finished, {total} rounds" if run.results else f"not finished, {seen} of {total} rounds evaluated"
+    rounds = rounds_text(total)
+    state = f"finished, {rounds}" if run.results else f"not finished, {seen} of {rounds} evaluated"
     facts = [f"{len(run.info['sites'])} sites", shown_as(run).size(run), state]
     facts += [f"{run.warmup} of them warm-up"] if run.warmup else []
     return facts + ([f"took {duration(run.results['seconds'])}"] if "seconds" in run.results else [])

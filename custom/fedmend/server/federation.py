@@ -16,7 +16,7 @@ from torch import nn
 
 from fedmend.averaging import MAJORITY, Average, Fold, RowAverage, capped
 from fedmend.basics.checked import accepted, check_types, one_of
-from fedmend.basics.words import printable
+from fedmend.basics.words import printable, rounds_text
 from fedmend.errors import FedMendError
 from fedmend.fields import check_fields
 from fedmend.learning.inference import NOT_FINITE
@@ -394,7 +394,7 @@ class RunningFederation(Federation):
             measure = "the median of the sites" if len(self.sites) >= MAJORITY else "the numbers that it was sent"
             raise FedMendError(
                 f"round {self._round}: expected a global model that most sites can evaluate, got NaN or infinity at"
-                f" {', '.join(blind)}; the run has gone back to the model after {done} rounds. Since then the result of"
-                f" {site} stands out, which changed a tensor {times:.3g} times as much as {measure}: submit again with"
-                f' without=["{site}"]'
+                f" {', '.join(blind)}; the run has gone back to the model after {rounds_text(done)}. Since then the"
+                f" result of {site} stands out, which changed a tensor {times:.3g} times as much as {measure}:"
+                f' submit again with without=["{site}"]'
             )

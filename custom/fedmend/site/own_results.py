@@ -13,6 +13,7 @@ import numpy as np
 
 from fedmend.basics.files import OWNER, write_text
 from fedmend.basics.page import number, phantom_note, section, short_name, table, whole_page
+from fedmend.basics.words import rounds_text
 from fedmend.kinds import Kind
 
 PAGE, NUMBERS = "site_report.html", "site_results.json"
@@ -73,7 +74,9 @@ class OwnResults:
             body = section("model", "The model here", "<p>This site evaluates no split: it has none, or keeps it.</p>")
         body += self._repaired(kind)
         sizes = ", ".join(f"{count:,} in {split}" for split, count in self.sizes.items())
-        below = f"<p class='sub'>{escape(f'Run {self.run_name}, model after {self.round_num} rounds; {sizes}')}</p>"
+        below = (
+            f"<p class='sub'>{escape(f'Run {self.run_name}, model after {rounds_text(self.round_num)}; {sizes}')}</p>"
+        )
         below += phantom_note(SYNTHETIC) if self.phantom else ""
         return whole_page(f"The model at {self.site}", below, body, escape(STAYS), phantom=self.phantom)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from fedmend.basics.words import as_given, in_order, inert, markdown, printable
+from fedmend.basics.words import as_given, in_order, inert, markdown, printable, rounds_text
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,7 @@ def test_names_stand_in_the_order_in_which_people_count():
     names = ["site-10", "site-9", "site-1", "site-02", "site-2", "b", "3d", "B10"]
     assert in_order(names) == ["3d", "B10", "b", "site-1", "site-02", "site-2", "site-9", "site-10"]
     assert in_order(reversed(names)) == in_order(names)
+
+
+def test_one_round_is_no_rounds():
+    assert [rounds_text(count) for count in (0, 1, 2, "?")] == ["0 rounds", "1 round", "2 rounds", "? rounds"]

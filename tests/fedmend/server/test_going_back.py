@@ -38,7 +38,7 @@ def test_the_run_goes_back_names_the_site_and_goes_on_without_it(tmp_path):
     first = play(tmp_path, answers(), num_rounds=4, min_sites=2)
     assert first.stopped == (
         "round 2: expected a global model that most sites can evaluate, got NaN or infinity at site-1, site-2, site-3;"
-        " the run has gone back to the model after 1 rounds. Since then the result of site-4 stands out, which changed"
+        " the run has gone back to the model after 1 round. Since then the result of site-4 stands out, which changed"
         ' a tensor 8 times as much as the median of the sites: submit again with without=["site-4"]'
     )
     told = {"cannot_evaluate": ["site-1", "site-2", "site-3"], "back_to": 1, "suspect": ROGUE, "times": 8.0}
