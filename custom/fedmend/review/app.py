@@ -204,14 +204,16 @@ class Pages:
     def queue(self, request: Request) -> Response:
         """The items of a choice, page by page."""
         choice, items = _choice(request), self._desk.items()
-        found, page = self._desk.queue(choice, items), _number(request, "page", 0)
+        found = self._desk.queue(choice, items)
+        pages = max(1, -(-len(found) // PAGE))
+        page = min(_number(request, "page", 0), pages - 1)  # the queue may have become shorter since
         return self._page(
             request,
             "queue",
             lines=[self._shown.line(item) for item in found[page * PAGE : (page + 1) * PAGE]],
             count=len(found),
             page=page,
-            pages=max(1, -(-len(found) // PAGE)),
+            pages=pages,
             choice=choice,
             link=_link(choice),
             orders=list(ORDERS),

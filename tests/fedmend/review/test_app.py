@@ -38,6 +38,12 @@ def test_a_queue_of_several_pages_leads_from_one_to_the_next(tmp_path):
     assert "Page 2 of 2" in second
 
 
+def test_a_page_of_the_queue_that_is_there_no_more_is_the_last_one(browser):
+    page = browser.get("/queue?page=1").text
+    assert "Page 1 of 1" in page
+    assert page.count("<tr>") == 4
+
+
 def test_an_item_shows_its_image_and_both_labels(browser):
     page = browser.get("/item/0/1")
     assert "Original blank Repaired yes Rule fedmlp.missing_label_detection Round 1" in words(page)
