@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from fedmend.basics.words import rounds_text
 from fedmend.errors import FedMendError, not_installed
 from fedmend.labels import SEGMENTATION
 from fl_components.job.reading import refuse_baseline
@@ -155,7 +156,7 @@ def limits(site: CheckedSite) -> Result:
         check_bearable(site.name, method, run["network"], decay=asked.get("decay", "coupled"))
         if find_spec("opacus") is None:
             return Result(FAIL, f"field privacy: {not_installed('opacus', 'privacy')}")
-    return Result(OK, f"{run['num_rounds']} rounds and their memory are what the site's fedmend.json allows")
+    return Result(OK, f"{rounds_text(run['num_rounds'])} and the memory are what the site's fedmend.json allows")
 
 
 CHECKS = {

@@ -130,7 +130,7 @@ def test_a_policy_that_cannot_be_read_and_code_in_a_job_are_refused(kit, job, si
 
 def test_a_job_within_the_limits_of_the_site_says_so(kit, job):
     assert found("limits", kit=kit, job=job) == [
-        "ok    limits: 3 rounds and their memory are what the site's fedmend.json allows"
+        "ok    limits: 3 rounds and the memory are what the site's fedmend.json allows"
     ]
 
 
