@@ -207,6 +207,8 @@ def _parts(card: Mapping[str, Any]) -> list[Part]:
     ]
     signed = "Signed: fedmend package verify says by whom." if card["signed"] else "Unsigned."
     repaired = [[name, *counts.values()] for name, counts in labels["repaired"].items()]
+    some = any(n for _, *counts in repaired for n in counts)
+    rule = f"Repaired by the rule of {labels['rule']}." if some else f"None was repaired; method: {labels['rule']}."
     words = next((list(counts) for counts in labels["repaired"].values()), [])
     rows = [
         [split, site, metric, _value(said["value"]), _ends(said["interval"])]
@@ -230,7 +232,7 @@ def _parts(card: Mapping[str, Any]) -> list[Part]:
         ),
         Part("intended_use", "Intended use", [], ["", ""], list(card["intended_use"].items())),
         Part("data", "Data", [], ["site", ""], [[site, compact(said)] for site, said in card["data"].items()]),
-        Part("labels", "Labels", [f"Repaired by the rule of {labels['rule']}."], ["class", *words], repaired),
+        Part("labels", "Labels", [rule], ["class", *words], repaired),
         Part("judged", "Repairs that people judged", [], ["site", "class", "confirmed", "rejected"], judged),
         Part("metrics", "Metrics", behind, ["split", "site", "metric", "value", "95 % interval"], rows),
         *_evaluated(card["evaluation"]),

@@ -71,6 +71,13 @@ def test_a_card_says_what_package_and_run_know_and_fits_its_schema(run, tmp_path
     assert card["site_metrics"]["test"]["site-2"]["auc"] == wanted
 
 
+def test_a_card_of_a_run_that_repaired_nothing_does_not_name_a_rule_that_did(run, tmp_path):
+    quiet = Run(tmp_path / "quiet", FedAvgWorkflow(), list(BOTH), plain_answers(BOTH))
+    for made, said in ((run, "- Repaired by the rule of FedAvg"), (quiet, "- None was repaired; method: FedAvg")):
+        _, text, _ = write_card(Package(made.folder / "run-1.fedmend"), tmp_path)
+        assert said in text.read_text()
+
+
 def test_a_threshold_that_was_not_fitted_is_a_reason_and_no_number(run, tmp_path):
     about = json.loads((run.folder / "run-1.fedmend" / "package.json").read_text())
     del about["format"]
