@@ -352,8 +352,8 @@ TABLE[WATCH, MASKS] = {
 TABLE[UNKNOWN, SINGLE] = {
     "noise, one label": Rule(
         why.no_losses,
-        "Counts cannot tell careless labels from careful ones. Losses after a warm-up can: where every sample has a"
-        " label, run jobs/fednoro_ich, then this command with --losses and its run folder.",
+        "Counts cannot tell careless labels from careful ones. Losses after a warm-up can: with four sites or more,"
+        " and a label for every sample, run jobs/fednoro_ich, then this command with --losses and its run folder.",
         Evidence(
             NOISY_PAGE,
             "FedNoRo, how often the noisy sites are found",

@@ -82,6 +82,12 @@ def test_a_rule_holds_for_its_example(name):
     assert found.rule.part in PARTS
 
 
+def test_too_few_sites_for_fednoro_are_not_sent_there_for_its_losses():
+    found = {f.rule.name: f.rule.advice for f in advise(EXAMPLES["too few sites to judge"])}
+    assert "FedNoRo refuses fewer than four sites" in found["too few sites to judge"]
+    assert "with four sites or more, and a label for every sample, run jobs/fednoro_ich" in found["noise, one label"]
+
+
 @pytest.mark.parametrize(
     ("facts", "name"),
     [
