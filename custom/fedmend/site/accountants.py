@@ -11,8 +11,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 Spent = tuple[float, float, int]  # noise multiplier, sampling rate, steps
 RELATIVE_ERROR, LARGEST_ERROR = 0.01, 0.1  # of PRV: as a share of RDP's epsilon, and at most
 # Where PRV is asked: its numbers are float64, and its grid has at most some millions of points.
@@ -50,6 +48,7 @@ def epsilon_text(epsilon: float, rdp: float) -> str:
 
 def epsilon_of(spent: Sequence[Spent], delta: float) -> Epsilon:
     """What all these steps together cost; needs the package opacus."""
+    import numpy as np
     from opacus.accountants import RDPAccountant
 
     history = [part for part in spent if part[2]]
