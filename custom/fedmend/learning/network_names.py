@@ -1,7 +1,7 @@
 """What may stand before a network's name in a job."""
 
 STAGES = "stages/"  # its classifier reads all stages, see fedmend.learning.stage_features
-PROJECTED = "projected/"  # its features are fixed random sums over all stages, see there
+PROJECTED = "projected/"  # its features are random sums over all stages, see fedmend.learning.stage_features
 STUDY = "study/"  # it sees the slices of a study, see fedmend.learning.slice_pooling
 VOLUME = "volume/"  # it sees patches in three dimensions, see fedmend.data.spaced
 

@@ -41,9 +41,9 @@ from fedmend.methods.shared.settings import Settings
 from fedmend.methods.shared.without_training import NoRound
 
 SUMS = "sums"  # a stage
-COUNT = 0.3
+COUNT = 0.3  # by which counts are multiplied
 SMALLEST_PENALTY = 0.05  # of the mean eigenvalue, where noise is small
-LARGEST_SUM = 10.0  # length of a site's sums, in its images: honest ones are as long as these are many, and the noise
+LARGEST_SUM = 10.0  # largest length of a site's sums, in units of its images; honest ones are below 1, but for noise
 FEWEST = 1.0  # images with a class, and without it, by counts with noise
 _NOISY = "a sum over all patients with noise of the site's privacy: tells hardly more than without any one of them"
 FIELDS = {
