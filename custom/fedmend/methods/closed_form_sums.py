@@ -43,7 +43,7 @@ from fedmend.methods.shared.without_training import NoRound
 SUMS = "sums"  # a stage
 COUNT = 0.3  # by which counts are multiplied
 SMALLEST_PENALTY = 0.05  # of the mean eigenvalue, where noise is small
-LARGEST_SUM = 10.0  # largest length of a site's sums, in units of its images; honest ones are below 1, but for noise
+LARGEST_SUM = 10.0  # largest length of a row of a site's sums, in units of its images; without noise it is at most 1
 FEWEST = 1.0  # images with a class, and without it, by counts with noise
 _NOISY = "a sum over all patients with noise of the site's privacy: tells hardly more than without any one of them"
 FIELDS = {
@@ -207,8 +207,9 @@ def add_sites(
 
 
 def _shares(report: Report, samples: int) -> dict[str, float]:
-    """Field → how much of it counts, so that it is no longer than :data:`LARGEST_SUM` allows; 1: all."""
-    lengths = {name: float(np.linalg.norm(np.asarray(report[name], dtype=np.float64))) for name in FIELDS}
+    """Field → how much of it counts, so that no row is longer than :data:`LARGEST_SUM` allows; 1: all."""
+    rows = {name: np.asarray(report[name], dtype=np.float64).reshape(len(report[name]), -1) for name in FIELDS}
+    lengths = {name: float(np.linalg.norm(own, axis=1).max()) for name, own in rows.items()}
     return {name: min(1.0, LARGEST_SUM * samples / max(length, 1e-12)) for name, length in lengths.items()}
 
 

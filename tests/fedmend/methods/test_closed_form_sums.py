@@ -165,7 +165,7 @@ def test_sums_of_a_site_are_no_longer_than_ten_times_its_images():
     honest = sums([6, 0], [0, 8], np.eye(2), [6, 8], 14)
     hostile = {name: 1e9 * value for name, value in honest.items()}
     total = add_sites({"a": honest, "b": hostile}, {"a": 14, "b": 14}, {"a": 14, "b": 14})
-    assert total["class_sums"] == pytest.approx(honest["class_sums"] * (1 + 140 / 10))  # of length 10
+    assert total["class_sums"] == pytest.approx(honest["class_sums"] * (1 + 140 / 8))  # its longest row is 8
     assert total["patients"] == pytest.approx([14 + 140])
 
 
@@ -201,6 +201,16 @@ def test_one_exchange_makes_the_classifier_and_leaves_the_backbone(tmp_path):
     assert run.model["classifier.bias"].tolist() == biases.tolist()
     assert run.model["norm.weight"].tolist() == [1.0] * 12
     assert run.decisions("no_head") == [(0, ["b"])]
+
+
+def test_sums_of_many_classes_are_not_too_long_for_their_images():
+    many = {
+        "class_sums": np.ones((1000, 1)),
+        "class_sizes": np.ones(1000),
+        "scatter": np.eye(1),
+        "patients": np.ones(1),
+    }
+    assert add_sites({"a": many}, {"a": 1}, {"a": 1})["class_sizes"].tolist() == [1] * 1000
 
 
 def test_a_site_whose_sums_are_too_long_for_its_images_is_named(tmp_path):
