@@ -99,6 +99,9 @@ def _rows(model: nn.Module, sides: np.ndarray, longest: float, site: Site) -> It
     which weights made for it could magnify.
     """
     train, mode = site.data.train, model.training
+    features: Any = model.num_features
+    upper = _upper(features)
+    times = torch.from_numpy(_times(upper))
     model.eval()
     try:
         for images in patients_of(train.table):
@@ -108,13 +111,12 @@ def _rows(model: nn.Module, sides: np.ndarray, longest: float, site: Site) -> It
                     raise Stopped
                 with mixed_precision(site):
                     parts.append(model(train.view(index))[0])
-            features = torch.cat(parts).double().cpu()
-            features /= features.norm(dim=1, keepdim=True).clamp(min=1)
+            v = torch.cat(parts).double().cpu()
+            v /= v.norm(dim=1, keepdim=True).clamp(min=1)
             has = torch.from_numpy(sides[images.numpy()]).double()
             counts = COUNT * torch.cat([has.sum(0), torch.tensor([float(len(images))])])
-            upper = _upper(features.shape[1])
-            products = (features.T @ features)[tuple(upper)] * torch.from_numpy(_times(upper))
-            yield torch.cat([counts, (has.T @ features).flatten(), products]) / (len(images) * longest)
+            products = (v.T @ v)[tuple(upper)] * times
+            yield torch.cat([counts, (has.T @ v).flatten(), products]) / (len(images) * longest)
     finally:
         model.train(mode)
 
@@ -176,11 +178,10 @@ class ClosedFormSumsWorkflow(Settings, Workflow):
         for _ in fed.rounds():
             reports = {site: answer.report for site, answer in fed.collect(SUMS).items()}
             samples = {site: fed.sites[site].samples for site in reports}
-            shares = {site: min(_shares(report, samples[site]).values()) for site, report in reports.items()}
-            if long := sorted(site for site, share in shares.items() if share < 1):
+            total, long = add_sites(reports, capped(samples, LARGEST_SHARE), samples)
+            if long:
                 fed.record("sums_shortened", long)
                 fed.warn(f"sums of {', '.join(long)} are too long for so few images, or are mostly noise: shortened")
-            total = add_sites(reports, capped(samples, LARGEST_SHARE), samples)
             weights, biases = heads_of(total, balanced=self.la)
             if nobody := [fed.classes[c] for c in np.flatnonzero(~weights.any(1))]:
                 fed.record("no_head", nobody)
@@ -190,27 +191,30 @@ class ClosedFormSumsWorkflow(Settings, Workflow):
 
 def add_sites(
     reports: Mapping[str, Report], counted: Mapping[str, int], samples: Mapping[str, int]
-) -> dict[str, np.ndarray]:
-    """The sums over all sites, in sorted order; those of a site that are longer than :data:`LARGEST_SUM` are shortened.
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The sums over all sites, in sorted order; those of a site with a row longer than :data:`LARGEST_SUM` are
+    shortened.
 
     Args:
         reports: site → fields.
         counted: site → samples as they count, see :func:`fedmend.averaging.capped`.
         samples: site → samples.
+
+    Returns:
+        The fields, summed; and the sites with a field that was shortened.
     """
     total: dict[str, np.ndarray] = {}
+    long = []
     for site in sorted(reports):
-        for name, share in _shares(reports[site], samples[site]).items():
-            told = np.asarray(reports[site][name], dtype=np.float64)
-            total[name] = total.get(name, 0.0) + share * counted[site] / samples[site] * told
-    return total
-
-
-def _shares(report: Report, samples: int) -> dict[str, float]:
-    """Field → how much of it counts, so that no row is longer than :data:`LARGEST_SUM` allows; 1: all."""
-    rows = {name: np.asarray(report[name], dtype=np.float64).reshape(len(report[name]), -1) for name in FIELDS}
-    lengths = {name: float(np.linalg.norm(own, axis=1).max()) for name, own in rows.items()}
-    return {name: min(1.0, LARGEST_SUM * samples / max(length, 1e-12)) for name, length in lengths.items()}
+        fields = {name: np.asarray(reports[site][name], dtype=np.float64) for name in FIELDS}
+        lengths = {name: np.linalg.norm(told.reshape(len(told), -1), axis=1).max() for name, told in fields.items()}
+        most = LARGEST_SUM * samples[site]
+        if max(lengths.values()) > most:
+            long.append(site)
+        for name, told in fields.items():
+            share = min(1.0, most / max(float(lengths[name]), 1e-12)) * counted[site] / samples[site]
+            total[name] = total.get(name, 0.0) + share * told
+    return total, long
 
 
 def heads_of(total: Mapping[str, np.ndarray], *, balanced: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -230,12 +234,10 @@ def heads_of(total: Mapping[str, np.ndarray], *, balanced: bool) -> tuple[np.nda
         sizes = total["class_sizes"][[c, num_classes + c]]
         if sizes.min() < FEWEST:
             continue
-        means, shares = (
-            torch.from_numpy(total["class_sums"][[c, num_classes + c]] / sizes[:, None]),
-            sizes / sizes.sum(),
-        )
+        means = torch.from_numpy(total["class_sums"][[c, num_classes + c]] / sizes[:, None])
+        shares = torch.from_numpy(sizes / sizes.sum())
         with one_thread():
-            values, axes = torch.linalg.eigh(products - (means.T * torch.from_numpy(shares)) @ means)
+            values, axes = torch.linalg.eigh(products - (means.T * shares) @ means)
             found = values.clamp(min=0)
             penalty = max(SMALLEST_PENALTY * float(found.mean()), -float(values.min()))
             row = axes @ ((axes.T @ (means[0] - means[1])) / (found + penalty))

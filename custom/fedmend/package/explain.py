@@ -34,7 +34,7 @@ class _Logits(nn.Module):
 
     def __init__(self, network: nn.Module):
         super().__init__()
-        self.network = copy.deepcopy(network).eval().requires_grad_(True)
+        self.network = copy.deepcopy(network).eval().requires_grad_(True)  # a backbone may be frozen
         for module in self.network.modules():
             if getattr(module, "inplace", False):
                 module.inplace = False  # type: ignore[assignment]  # of activations alone

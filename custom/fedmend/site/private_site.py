@@ -106,8 +106,8 @@ class PrivateSite:
         told = self._spend(*WHOLE)
         total = np.zeros(1)  # as long as a row from the first one on
         for row in rows:
-            length = float(row.double().norm())
-            numbers = row.double().cpu().numpy()
+            exact = row.double().cpu()
+            length, numbers = float(exact.norm()), exact.numpy()
             total = total + (numbers / max(length, 1.0) if math.isfinite(length) else np.zeros_like(numbers))
         self._released = told
         return total + self._noise * SystemRandom().normal(len(total))

@@ -155,7 +155,8 @@ def test_a_class_with_less_than_an_image_with_or_without_it_has_no_head(sizes):
 def test_sites_add_up_and_one_with_most_images_counts_for_half_at_most():
     reports = {site: sums([n, 0], [0, n], n * np.eye(2), [n, n], n) for site, n in (("a", 1), ("b", 3), ("c", 100))}
     samples = {"a": 1, "b": 3, "c": 100}
-    total = add_sites(reports, {**samples, "c": 4}, samples)
+    total, long = add_sites(reports, {**samples, "c": 4}, samples)
+    assert long == []
     assert total["class_sizes"].tolist() == [8, 8]
     assert total["scatter"].tolist() == [[8, 0], [0, 8]]
     assert total["patients"].tolist() == [8]
@@ -164,7 +165,8 @@ def test_sites_add_up_and_one_with_most_images_counts_for_half_at_most():
 def test_sums_of_a_site_are_no_longer_than_ten_times_its_images():
     honest = sums([6, 0], [0, 8], np.eye(2), [6, 8], 14)
     hostile = {name: 1e9 * value for name, value in honest.items()}
-    total = add_sites({"a": honest, "b": hostile}, {"a": 14, "b": 14}, {"a": 14, "b": 14})
+    total, long = add_sites({"a": honest, "b": hostile}, {"a": 14, "b": 14}, {"a": 14, "b": 14})
+    assert long == ["b"]
     assert total["class_sums"] == pytest.approx(honest["class_sums"] * (1 + 140 / 8))  # its longest row is 8
     assert total["patients"] == pytest.approx([14 + 140])
 
@@ -194,7 +196,7 @@ def test_one_exchange_makes_the_classifier_and_leaves_the_backbone(tmp_path):
     reports = {"site-1": told(), "site-2": told(3.0), "site-3": told(-1.0)}
     run = play(tmp_path, reports)
     assert not run.stopped
-    total = add_sites(reports, dict.fromkeys(reports, 20), dict.fromkeys(reports, 20))
+    total, _ = add_sites(reports, dict.fromkeys(reports, 20), dict.fromkeys(reports, 20))
     weights, biases = heads_of(total, balanced=True)
     assert weights[0, 0] > 0
     assert run.model["classifier.weight"].tolist() == weights.tolist()
@@ -210,7 +212,8 @@ def test_sums_of_many_classes_are_not_too_long_for_their_images():
         "scatter": np.eye(1),
         "patients": np.ones(1),
     }
-    assert add_sites({"a": many}, {"a": 1}, {"a": 1})["class_sizes"].tolist() == [1] * 1000
+    total, long = add_sites({"a": many}, {"a": 1}, {"a": 1})
+    assert (total["class_sizes"].tolist(), long) == ([1] * 1000, [])
 
 
 def test_a_site_whose_sums_are_too_long_for_its_images_is_named(tmp_path):

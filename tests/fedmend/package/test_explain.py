@@ -115,6 +115,15 @@ def test_the_map_of_a_solved_classifier_shows_what_its_stages_saw():
 
 
 @pytest.mark.slow
+def test_a_frozen_backbone_behind_projected_has_maps_too():
+    model = initial_network("projected/resnet_narrow", ("a", "b"), 1)
+    image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    explainer = Explainer(model, 32)
+    assert max(explainer.map(image, c).max() for c in (0, 1)) == 1
+    assert not any(parameter.requires_grad for parameter in model.backbone.parameters())
+
+
+@pytest.mark.slow
 def test_a_map_is_where_the_score_comes_from_and_the_network_stays_as_it_is():
     model = Corner()
     heat = Explainer(model, 16).map(torch.ones(1, 3, 16, 16), 0)
